@@ -95,7 +95,7 @@ i64 FeatureExtractor::dim() const { return base_dim() * (1 + settings_.deltas); 
 
 i64 FeatureExtractor::frames(i64 samples) const {
   if (samples < window_) return 0;
-  return settings_.centre ? (samples + hop_ - 1) / hop_ : 1 + (samples - window_) / hop_;
+  return settings_.centre ? 1 + samples / hop_ : 1 + (samples - window_) / hop_;
 }
 
 i64 FeatureExtractor::centre_of(i64 frame) const { return frame * hop_ + (settings_.centre ? 0 : window_ / 2); }

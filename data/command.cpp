@@ -27,8 +27,12 @@ void each_output_line(const std::string& command, const std::function<void(const
 
 std::string shell_quoted(const std::string& text) {
   std::string out = "'";
-  for (char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
-  return out + "'";
+  for (char c : text) {
+    if (c == '\'') out += "'\\''";
+    else out += c;
+  }
+  out += '\'';
+  return out;
 }
 
 }  // namespace tapeformer

@@ -11,7 +11,6 @@
 namespace tapeformer {
 namespace {
 
-constexpr const char* kLists = "/var/lib/apt/lists";
 constexpr const char* kHelper = "/usr/lib/apt/apt-helper";
 const std::vector<std::string> kTopics{"admin", "fonts", "games", "graphics", "net", "science", "sound", "text"};
 
@@ -26,7 +25,7 @@ void each_stanza(const std::string& command, const std::function<void(const Stan
       if (!stanza.empty()) f(stanza);
       stanza.clear();
     } else if (line[0] == ' ') {
-      stanza[field] += "\n" + line.substr(1);
+      stanza[field].append("\n").append(line, 1);
     } else if (const auto colon = line.find(':'); colon != std::string::npos) {
       field = line.substr(0, colon);
       stanza[field] = colon + 2 <= line.size() ? line.substr(colon + 2) : "";
@@ -72,10 +71,10 @@ std::map<std::string, Package> read_packages() {
   return out;
 }
 
-std::vector<std::string> translation_lists() {
+std::vector<std::string> translation_lists(const std::string& lists) {
   std::vector<std::string> out;
   std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(kLists, none))
+  for (const auto& entry : std::filesystem::directory_iterator(lists, none))
     if (entry.path().filename().string().find("_i18n_Translation-en") != std::string::npos) out.push_back(entry.path().string());
   std::sort(out.begin(), out.end());
   return out;
@@ -90,17 +89,17 @@ std::string flowing(const std::string& description) {
       continue;
     }
     const auto start = line.find_first_not_of(' ');
-    if (start != std::string::npos && line != ".") out += (out.empty() ? "" : " ") + line.substr(start);
+    if (start != std::string::npos && line != ".") out.append(out.empty() ? "" : " ").append(line, start);
     line.clear();
   }
   return out;
 }
 
-void add_long_texts(std::map<std::string, Package>& packages) {
+void add_long_texts(std::map<std::string, Package>& packages, const std::string& lists) {
   std::map<std::string, Package*> by_md5;
   for (auto& [source, p] : packages)
     if (!p.description_md5.empty()) by_md5[p.name + " " + p.description_md5] = &p;
-  for (const std::string& list : translation_lists())
+  for (const std::string& list : translation_lists(lists))
     each_stanza(std::string(kHelper) + " cat-file " + shell_quoted(list), [&](const Stanza& s) {
       const auto it = by_md5.find(value(s, "Package") + " " + value(s, "Description-md5"));
       if (it == by_md5.end()) return;
@@ -112,8 +111,9 @@ void add_long_texts(std::map<std::string, Package>& packages) {
 std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
   std::string out = "\"";
-  for (char c : text) out += c == '"' ? "\"\"" : std::string(1, c);
-  return out + "\"";
+  for (char c : text) out.append(c == '"' ? 2 : 1, c);
+  out += '"';
+  return out;
 }
 
 TopicCounts write_parts(const std::map<std::string, Package>& packages, const std::filesystem::path& dir, std::string Package::*text) {
@@ -134,9 +134,9 @@ TopicCounts write_parts(const std::map<std::string, Package>& packages, const st
 
 }  // namespace
 
-DebianTopics debian_topics(const std::string& out_dir) {
+DebianTopics debian_topics(const std::string& out_dir, const std::string& lists) {
   std::map<std::string, Package> packages = read_packages();
-  add_long_texts(packages);
+  add_long_texts(packages, lists);
   const std::filesystem::path dir(out_dir);
   return {write_parts(packages, dir / "short", &Package::synopsis), write_parts(packages, dir / "long", &Package::text)};
 }

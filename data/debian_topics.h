@@ -14,7 +14,7 @@ struct DebianTopics {
   TopicCounts short_texts;   // <out_dir>/short/{train,valid,test}.csv: the one-line descriptions
   TopicCounts long_texts;    // <out_dir>/long/...: the whole descriptions; all 0 and no files without Translation lists
 };
-// Runs apt-cache. IoError when it is missing or knows no package (apt-get update fetches the lists).
-DebianTopics debian_topics(const std::string& out_dir);
+// Runs apt-cache; lists: where apt keeps the Translation lists. IoError when it is missing or knows no package (apt-get update fetches the lists).
+DebianTopics debian_topics(const std::string& out_dir, const std::string& lists = "/var/lib/apt/lists");
 
 }  // namespace tapeformer
