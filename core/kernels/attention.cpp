@@ -94,18 +94,19 @@ HWY_INLINE void block(const float* HWY_RESTRICT a, i64 a_row, i64 a_col, const f
 
 // A strip of kStrip rows and n columns, n a multiple of kPad.
 HWY_NOINLINE void strip(const float* a, i64 a_row, i64 a_col, const float* b, i64 b_row, float* c, i64 c_row, i64 n, i64 k, bool accumulate) {
-  constexpr int kRows = lanes() == 16 ? kStrip : kStrip / 2;   // as many sums as registers allow
   i64 j = 0;
-  const auto run = [&]<int NV>() HWY_ATTR {
-    for (i64 i = 0; i < kStrip; i += kRows) {
-      block<kRows, NV>(a + i * a_row, a_row, a_col, b + j, b_row, c + i * c_row + j, c_row, k, accumulate);
+  const auto run = [&]<int MR, int NV>() HWY_ATTR {
+    for (i64 i = 0; i < kStrip; i += MR) {
+      block<MR, NV>(a + i * a_row, a_row, a_col, b + j, b_row, c + i * c_row + j, c_row, k, accumulate);
     }
     j += NV * lanes();
   };
+  constexpr bool kWide = lanes() == 16;
   for (i64 left = n / lanes(); left > 0; left = (n - j) / lanes()) {
-    if (left >= 3 && left != 4) run.template operator()<3>();
-    else if (left >= 2) run.template operator()<2>();
-    else run.template operator()<1>();
+    if (kWide && left >= 4 && left != 6) run.template operator()<4, kWide ? 4 : 1>();
+    else if (left >= 3 && left != 4) run.template operator()<kWide ? 8 : 4, 3>();
+    else if (left >= 2) run.template operator()<kWide ? 8 : 4, 2>();
+    else run.template operator()<kWide ? 8 : 4, 1>();
   }
 }
 
@@ -247,15 +248,14 @@ template <bool kBias, bool kMasked> HWY_INLINE void softmax_row(const RowTile& t
 }
 
 template <bool kBias>
-HWY_NOINLINE void softmax_rows(const Head& head, const Dropout& dropout, ForwardState& state, i64 q0, i64 k0, i64 rows, float* o) {
-  for (i64 i = 0; i < rows; ++i) {
-    const i64 s = i / kStrip;
-    if (state.mask.high[s] == 0) continue;
+HWY_NOINLINE void softmax_strip(const Head& head, const Dropout& dropout, ForwardState& state, i64 q0, i64 k0, i64 s, i64 rows, float* o) {
+  const i64 n = head.size->dvp, end = std::min((s + 1) * kStrip, rows);
+  const auto run = state.mask.masked ? softmax_row<kBias, true> : softmax_row<kBias, false>;
+  for (i64 i = s * kStrip; i < end; ++i) {
     if (dropout.on) dropout_factors(dropout, head.dropout_key.fold_in(static_cast<std::uint64_t>(q0 + i)).value(), k0, state.factor);
     const RowTile t{state.scores + i * kTile, state.bias + i * kTile,  state.mask.allowed + i * kTile,
                     dropout.on ? state.factor : nullptr, state.mask.low[s], state.mask.high[s]};
-    const auto run = state.mask.masked ? softmax_row<kBias, true> : softmax_row<kBias, false>;
-    run(t, static_cast<float>(head.a->scale), state.max[i], state.sums + i * kPad, o + i * head.size->dvp, head.size->dvp);
+    run(t, static_cast<float>(head.a->scale), state.max[i], state.sums + i * kPad, o + i * n, n);
   }
 }
 
@@ -288,22 +288,15 @@ i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::
     const TileMask& m = state.mask;
     const i64 k0 = key_tile * kTile, padded = size.padded_keys(key_tile);
     pairs += m.pairs(rows, size.keys(key_tile));
+    if (bias) head.fill_bias(tile, key_tile, state.bias);
+    const auto softmax = bias ? softmax_strip<true> : softmax_strip<false>;
     for (i64 s = 0; s < kStrips; ++s) {
-      const i64 r = s * kStrip;
-      strip(head.q + (q0 + r) * size.dp, size.dp, 1, head.keys_t + k0 * size.d + m.low[s], padded,
-            state.scores + r * kTile + m.low[s], kTile, m.high[s] - m.low[s], size.d, false);
-    }
-    if (bias) {
-      head.fill_bias(tile, key_tile, state.bias);
-      softmax_rows<true>(head, dropout, state, q0, k0, rows, o);
-    } else {
-      softmax_rows<false>(head, dropout, state, q0, k0, rows, o);
-    }
-    for (i64 s = 0; s < kStrips; ++s) {
-      const i64 r = s * kStrip;
-      if (m.high[s] == 0) continue;
-      strip(state.scores + r * kTile + m.low[s], kTile, 1, head.v + (k0 + m.low[s]) * size.dvp, size.dvp, o + r * size.dvp,
-            size.dvp, size.dvp, m.high[s] - m.low[s], true);
+      const i64 r = s * kStrip, low = m.low[s], n = m.high[s] - low;
+      if (n == 0) continue;
+      float* scores = state.scores + r * kTile + low;
+      strip(head.q + (q0 + r) * size.dp, size.dp, 1, head.keys_t + k0 * size.d + low, padded, scores, kTile, n, size.d, false);
+      softmax(head, dropout, state, q0, k0, s, rows, o);
+      strip(scores, kTile, 1, head.v + (k0 + low) * size.dvp, size.dvp, o + r * size.dvp, size.dvp, size.dvp, n, true);
     }
   }
   for (i64 i = 0; i < rows; ++i) finish_row(size, state, i, o + i * size.dvp, out + i * out_row, row_max + i, row_lse + i);
@@ -372,9 +365,12 @@ i64 backward_tile(const Head& head, const Dropout& dropout, i64 tile, i64 key_ti
           n, size.dv, false);
     const auto run = bias ? gradient_strip<true> : gradient_strip<false>;
     run(head, dropout, state, tile, k0, s, padded, bias_grad ? state.bias_grad : nullptr);
-    if (n == 0) continue;
+  }
+  for (i64 s = 0; s < kStrips; ++s) {
+    const i64 r = s * kStrip, low = m.low[s];
+    if (m.high[s] == 0) continue;
     strip(state.scores + r * kTile + low, kTile, 1, head.keys + (k0 + low) * size.dp, size.dp, dq + (q0 + r) * size.dp, size.dp, size.dp,
-          n, true);
+          m.high[s] - low, true);
   }
   for (i64 s = 0; s * kStrip < padded; ++s) {
     i64 first, last;
