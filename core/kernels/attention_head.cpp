@@ -36,15 +36,14 @@ const float* head_rows(const RowsView<const float>& x, i64 b, i64 h) { return x.
 
 }  // namespace
 
-i64 Head::forward_floats(const Sizes& s) { return kTile * (s.q_tiles * s.dp + s.k_tiles * (s.d + s.dvp)); }
+i64 Head::forward_floats(const Sizes& s) { return kTile * s.k_tiles * (s.d + s.dvp); }
 
 i64 Head::backward_floats(const Sizes& s) {
-  return kTile * (s.q_tiles * (s.dp + s.dvp + 3) + s.k_tiles * (s.d + s.dp + s.dv)) + 64;
+  return kTile * (s.q_tiles * (s.dp + s.dvp + 5) + s.k_tiles * (s.d + s.dp + s.dv));
 }
 
 void Head::place_forward(float* memory) {
-  q = memory;
-  v = q + kTile * size->q_tiles * size->dp;
+  v = memory;
   keys_t = v + kTile * size->k_tiles * size->dvp;
 }
 
@@ -52,14 +51,15 @@ void Head::place_backward(float* memory) {
   q = memory;
   d_o = q + kTile * size->q_tiles * size->dp;
   row = d_o + kTile * size->q_tiles * size->dvp;
-  keys = row + 3 * kTile * size->q_tiles;
+  row_keys = reinterpret_cast<std::uint64_t*>(row + 3 * kTile * size->q_tiles);
+  keys = row + 5 * kTile * size->q_tiles;
   keys_t = keys + kTile * size->k_tiles * size->dp;
   values_t = keys_t + kTile * size->k_tiles * size->d;
 }
 
-void Head::pack_query_tile(i64 tile) const {
+void Head::pack_query_tile(i64 tile, float* to) const {
   const i64 i0 = tile * kTile;
-  pack_rows(q + i0 * size->dp, head_rows(a->q, b, h) + i0 * a->q.n, a->q.n, size->rows(tile), size->d, size->dp,
+  pack_rows(to, head_rows(a->q, b, h) + i0 * a->q.n, a->q.n, size->rows(tile), size->d, size->dp,
             [&](i64 i) { return real_query(i0 + i); });
 }
 
@@ -82,8 +82,9 @@ void Head::pack_key_tile_backward(i64 tile) const {
 
 void Head::pack_query_tile_backward(i64 tile, RowsView<const float> o, const float* row_max, const float* row_lse,
                                     RowsView<const float> grad) const {
-  pack_query_tile(tile);
   const i64 i0 = tile * kTile, count = size->rows(tile), all = kTile * size->q_tiles;
+  pack_query_tile(tile, q + i0 * size->dp);
+  for (i64 i = 0; i < count && a->dropout > 0; ++i) row_keys[i0 + i] = row_key(i0 + i);
   const float* g = head_rows(grad, b, h) + i0 * grad.n;
   pack_rows(d_o + i0 * size->dvp, g, grad.n, count, size->dv, size->dvp, [&](i64 i) { return real_query(i0 + i); });
   const i64 stats = (b * a->H + h) * size->N + i0;
