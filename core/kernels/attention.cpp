@@ -632,12 +632,12 @@ class Backward {
     const auto scale = static_cast<float>(a_.scale);
     for (i64 i = t * kTile; i < t * kTile + size_.rows(t); ++i) {
       float* to = grads_.dq.p + head.b * grads_.dq.b + head.h * grads_.dq.h + i * grads_.dq.n;
-      std::copy(dq + i * size_.dp, dq + i * size_.dp + size_.d, to);
+      const float* from = dq + i * size_.dp;
+      for (i64 c = 0; c < size_.d; ++c) to[c] = scale * from[c];
       for (i64 g = 1; g < groups; ++g) {
-        const float* more = dq + g * dq_floats() + i * size_.dp;
-        for (i64 c = 0; c < size_.d; ++c) to[c] += more[c];
+        from += dq_floats();
+        for (i64 c = 0; c < size_.d; ++c) to[c] += scale * from[c];
       }
-      for (i64 c = 0; c < size_.d; ++c) to[c] *= scale;
     }
   }
 
