@@ -57,7 +57,9 @@ struct Window final : kernels::Pattern {
     return k1 - 1 <= q0 + radius && k0 >= q1 - 1 - radius ? Cover::Full : Cover::Partial;
   }
   void row(i64, i64, i64 i, i64 k0, i64 k1, std::uint8_t* allowed) const override {
-    for (i64 j = k0; j < k1; ++j) allowed[j - k0] &= std::abs(i - j) <= radius;
+    const i64 first = std::clamp(i - radius, k0, k1) - k0, last = std::clamp(i + radius + 1, k0, k1) - k0;
+    std::memset(allowed, 0, static_cast<std::size_t>(first));
+    std::memset(allowed + last, 0, static_cast<std::size_t>(k1 - k0 - last));
   }
 };
 

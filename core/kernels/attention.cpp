@@ -28,7 +28,7 @@ inline constexpr float kNoKey = -3.402823466e38f;   // maximum of a row that has
 
 struct Dropout {  // factors of one row are made tile by tile from the row's key
   bool on = false;
-  std::int32_t threshold = 0;   // of 24 random bits
+  std::int32_t threshold = 0;   // of 16 random bits
   float scale = 1;
 };
 
@@ -38,6 +38,7 @@ struct ForwardState {  // of one query tile; lives in scratch memory
   alignas(64) float sums[kTile * kPad];   // lane by lane, added up at the end
   alignas(64) float factor[kTile];
   float max[kTile];
+  std::uint64_t row_keys[kTile];   // dropout
   TileMask mask;
 };
 
@@ -94,18 +95,19 @@ HWY_INLINE void block(const float* HWY_RESTRICT a, i64 a_row, i64 a_col, const f
 
 // A strip of kStrip rows and n columns, n a multiple of kPad.
 HWY_NOINLINE void strip(const float* a, i64 a_row, i64 a_col, const float* b, i64 b_row, float* c, i64 c_row, i64 n, i64 k, bool accumulate) {
-  constexpr int kRows = lanes() == 16 ? kStrip : kStrip / 2;   // as many sums as registers allow
   i64 j = 0;
-  const auto run = [&]<int NV>() HWY_ATTR {
-    for (i64 i = 0; i < kStrip; i += kRows) {
-      block<kRows, NV>(a + i * a_row, a_row, a_col, b + j, b_row, c + i * c_row + j, c_row, k, accumulate);
+  const auto run = [&]<int MR, int NV>() HWY_ATTR {
+    for (i64 i = 0; i < kStrip; i += MR) {
+      block<MR, NV>(a + i * a_row, a_row, a_col, b + j, b_row, c + i * c_row + j, c_row, k, accumulate);
     }
     j += NV * lanes();
   };
+  constexpr bool kWide = lanes() == 16;
   for (i64 left = n / lanes(); left > 0; left = (n - j) / lanes()) {
-    if (left >= 3 && left != 4) run.template operator()<3>();
-    else if (left >= 2) run.template operator()<2>();
-    else run.template operator()<1>();
+    if (kWide && left >= 4 && left != 6) run.template operator()<4, kWide ? 4 : 1>();
+    else if (left >= 3 && left != 4) run.template operator()<kWide ? 8 : 4, 3>();
+    else if (left >= 2) run.template operator()<kWide ? 8 : 4, 2>();
+    else run.template operator()<kWide ? 8 : 4, 1>();
   }
 }
 
@@ -136,47 +138,46 @@ HWY_INLINE hn::Mask<Floats> allowed_lanes(const std::uint8_t* allowed) {
   return hn::RebindMask(f, hn::Ne(hn::PromoteTo(ints, hn::LoadU(bytes, allowed)), hn::Zero(ints)));
 }
 
-// factor[x] for keys first + x, x < kTile: bits32 of the row's key (rng.h), four keys to one Philox block.
+// factor[x] for keys first + x, x < kTile. Key j takes 16 bits of bits32(j / 2) of the row's key (rng.h): eight keys to one Philox
+// block, whose four words stand in the low halves of 64-bit lanes.
 #if HWY_TARGET == HWY_SCALAR
 void dropout_factors(const Dropout& dropout, std::uint64_t row_key, i64 first, float* factor) {
   for (i64 x = 0; x < kTile; ++x) {
-    const auto bits = RngKey(row_key).bits32(static_cast<std::uint64_t>(first + x)) >> 8;
+    const auto j = static_cast<std::uint64_t>(first + x);
+    const auto bits = RngKey(row_key).bits32(j >> 1) >> (16 * (j & 1)) & 0xffffu;
     factor[x] = static_cast<std::int32_t>(bits) < dropout.threshold ? 0.0f : dropout.scale;
   }
 }
 #else
 HWY_NOINLINE void dropout_factors(const Dropout& dropout, std::uint64_t row_key, i64 first, float* factor) {
   const Floats f;
-  const hn::RebindToUnsigned<Floats> u32;
   const hn::RebindToSigned<Floats> i32;
-  const hn::Repartition<std::uint64_t, decltype(u32)> u64;
-  using U = hn::Vec<decltype(u32)>;
-  const auto multiply = [&](U x, std::uint32_t m, U& high, U& low) HWY_ATTR {
-    const auto even = hn::MulEven(x, hn::Set(u32, m));
-    const auto odd = hn::MulEven(hn::BitCast(u32, hn::ShiftRight<32>(hn::BitCast(u64, x))), hn::Set(u32, m));
-    low = hn::OddEven(hn::BitCast(u32, hn::ShiftLeft<32>(odd)), hn::BitCast(u32, even));
-    high = hn::OddEven(hn::BitCast(u32, odd), hn::BitCast(u32, hn::ShiftRight<32>(even)));
-  };
-  alignas(64) std::uint32_t words[4 * kPad];
+  const hn::RebindToUnsigned<Floats> u32;
+  const hn::Repartition<std::uint64_t, Floats> u64;
+  const hn::Rebind<std::uint16_t, Floats> u16;
+  const auto multiply = [&](auto x, std::uint32_t m) HWY_ATTR { return hn::MulEven(hn::BitCast(u32, x), hn::Set(u32, m)); };
+  alignas(64) std::uint64_t words[kTile / 4];
+  const i64 blocks = lanes() / 2;
+  for (i64 x = 0; x < kTile / 8; x += blocks) {
+    auto c0 = hn::Iota(u64, static_cast<std::uint64_t>((first >> 3) + x)), c1 = hn::Zero(u64), c2 = hn::Set(u64, std::uint64_t{3}), c3 = c1;
+    auto k0 = static_cast<std::uint32_t>(row_key), k1 = static_cast<std::uint32_t>(row_key >> 32);
+    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {  // high halves may hold anything
+      const auto p0 = multiply(c0, 0xD2511F53u), p1 = multiply(c2, 0xCD9E8D57u);
+      c0 = hn::Xor(hn::ShiftRight<32>(p1), hn::Xor(c1, hn::Set(u64, std::uint64_t{k0})));
+      c2 = hn::Xor(hn::ShiftRight<32>(p0), hn::Xor(c3, hn::Set(u64, std::uint64_t{k1})));
+      c1 = p1;
+      c3 = p0;
+    }
+    const auto low = hn::Set(u64, std::uint64_t{0xffffffffu});
+    const auto join = [&](auto a, auto b) HWY_ATTR { return hn::Or(hn::And(a, low), hn::ShiftLeft<32>(b)); };
+    hn::StoreInterleaved2(join(c0, c1), join(c2, c3), u64, words + 2 * x);
+  }
+  const auto* bits = reinterpret_cast<const std::uint16_t*>(words);
   const Vec scale = hn::Set(f, dropout.scale);
   const auto threshold = hn::Set(i32, dropout.threshold);
-  for (i64 x = 0; x < kTile; x += 4 * lanes()) {
-    U c0 = hn::Iota(u32, static_cast<std::uint32_t>((first + x) >> 2)), c1 = hn::Zero(u32), c2 = hn::Set(u32, 3u), c3 = c1;
-    auto k0 = static_cast<std::uint32_t>(row_key), k1 = static_cast<std::uint32_t>(row_key >> 32);
-    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
-      U high0, low0, high1, low1;
-      multiply(c0, 0xD2511F53u, high0, low0);
-      multiply(c2, 0xCD9E8D57u, high1, low1);
-      c0 = hn::Xor(hn::Xor(high1, c1), hn::Set(u32, k0));
-      c1 = low1;
-      c2 = hn::Xor(hn::Xor(high0, c3), hn::Set(u32, k1));
-      c3 = low0;
-    }
-    hn::StoreInterleaved4(c0, c1, c2, c3, u32, words);
-    for (i64 w = 0; w < 4 * lanes(); w += lanes()) {
-      const auto bits = hn::BitCast(i32, hn::ShiftRight<8>(hn::Load(u32, words + w)));
-      hn::Store(hn::IfThenZeroElse(hn::RebindMask(f, hn::Lt(bits, threshold)), scale), f, factor + x + w);
-    }
+  for (i64 x = 0; x < kTile; x += lanes()) {
+    const auto drop = hn::Lt(hn::PromoteTo(i32, hn::LoadU(u16, bits + x)), threshold);
+    hn::Store(hn::IfThenZeroElse(hn::RebindMask(f, drop), scale), f, factor + x);
   }
 }
 #endif
@@ -247,15 +248,14 @@ template <bool kBias, bool kMasked> HWY_INLINE void softmax_row(const RowTile& t
 }
 
 template <bool kBias>
-HWY_NOINLINE void softmax_rows(const Head& head, const Dropout& dropout, ForwardState& state, i64 q0, i64 k0, i64 rows, float* o) {
-  for (i64 i = 0; i < rows; ++i) {
-    const i64 s = i / kStrip;
-    if (state.mask.high[s] == 0) continue;
-    if (dropout.on) dropout_factors(dropout, head.dropout_key.fold_in(static_cast<std::uint64_t>(q0 + i)).value(), k0, state.factor);
+HWY_NOINLINE void softmax_strip(const Head& head, const Dropout& dropout, ForwardState& state, i64 q0, i64 k0, i64 s, i64 rows, float* o) {
+  const i64 n = head.size->dvp, end = std::min((s + 1) * kStrip, rows);
+  const auto run = state.mask.masked ? softmax_row<kBias, true> : softmax_row<kBias, false>;
+  for (i64 i = s * kStrip; i < end; ++i) {
+    if (dropout.on) dropout_factors(dropout, state.row_keys[i], k0, state.factor);
     const RowTile t{state.scores + i * kTile, state.bias + i * kTile,  state.mask.allowed + i * kTile,
                     dropout.on ? state.factor : nullptr, state.mask.low[s], state.mask.high[s]};
-    const auto run = state.mask.masked ? softmax_row<kBias, true> : softmax_row<kBias, false>;
-    run(t, static_cast<float>(head.a->scale), state.max[i], state.sums + i * kPad, o + i * head.size->dvp, head.size->dvp);
+    run(t, static_cast<float>(head.a->scale), state.max[i], state.sums + i * kPad, o + i * n, n);
   }
 }
 
@@ -273,37 +273,32 @@ HWY_INLINE void finish_row(const Sizes& size, ForwardState& state, i64 i, const 
   *row_lse = std::log(total);
 }
 
-// One tile of queries against all keys they see. o: [64, dvp] scratch. Returns the pairs computed.
-i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::vector<i64>& key_tiles, ForwardState& state, float* o,
-                 float* out, i64 out_row, float* row_max, float* row_lse) {
+// One tile of queries against all keys they see. q: [64, dp] and o: [64, dvp] are scratch. Returns the pairs computed.
+i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::vector<i64>& key_tiles, ForwardState& state, float* q,
+                 float* o, float* out, i64 out_row, float* row_max, float* row_lse) {
   const Sizes& size = *head.size;
   const i64 rows = size.rows(tile), q0 = tile * kTile;
   const bool bias = head.a->key_bias != nullptr || head.a->pair_bias.p != nullptr;
   std::fill(state.max, state.max + kTile, kNoKey);
   std::memset(state.sums, 0, sizeof state.sums);
   std::memset(o, 0, static_cast<std::size_t>(kTile * size.dvp) * sizeof(float));
+  for (i64 i = 0; dropout.on && i < rows; ++i) state.row_keys[i] = head.row_key(q0 + i);
+  head.pack_query_tile(tile, q);
   i64 pairs = 0;
   for (i64 key_tile : key_tiles) {
     if (!state.mask.build(head, tile, key_tile)) continue;
     const TileMask& m = state.mask;
     const i64 k0 = key_tile * kTile, padded = size.padded_keys(key_tile);
     pairs += m.pairs(rows, size.keys(key_tile));
+    if (bias) head.fill_bias(tile, key_tile, state.bias);
+    const auto softmax = bias ? softmax_strip<true> : softmax_strip<false>;
     for (i64 s = 0; s < kStrips; ++s) {
-      const i64 r = s * kStrip;
-      strip(head.q + (q0 + r) * size.dp, size.dp, 1, head.keys_t + k0 * size.d + m.low[s], padded,
-            state.scores + r * kTile + m.low[s], kTile, m.high[s] - m.low[s], size.d, false);
-    }
-    if (bias) {
-      head.fill_bias(tile, key_tile, state.bias);
-      softmax_rows<true>(head, dropout, state, q0, k0, rows, o);
-    } else {
-      softmax_rows<false>(head, dropout, state, q0, k0, rows, o);
-    }
-    for (i64 s = 0; s < kStrips; ++s) {
-      const i64 r = s * kStrip;
-      if (m.high[s] == 0) continue;
-      strip(state.scores + r * kTile + m.low[s], kTile, 1, head.v + (k0 + m.low[s]) * size.dvp, size.dvp, o + r * size.dvp,
-            size.dvp, size.dvp, m.high[s] - m.low[s], true);
+      const i64 r = s * kStrip, low = m.low[s], n = m.high[s] - low;
+      if (n == 0) continue;
+      float* scores = state.scores + r * kTile + low;
+      strip(q + r * size.dp, size.dp, 1, head.keys_t + k0 * size.d + low, padded, scores, kTile, n, size.d, false);
+      softmax(head, dropout, state, q0, k0, s, rows, o);
+      strip(scores, kTile, 1, head.v + (k0 + low) * size.dvp, size.dvp, o + r * size.dvp, size.dvp, size.dvp, n, true);
     }
   }
   for (i64 i = 0; i < rows; ++i) finish_row(size, state, i, o + i * size.dvp, out + i * out_row, row_max + i, row_lse + i);
@@ -348,7 +343,7 @@ HWY_NOINLINE void gradient_strip(const Head& head, const Dropout& dropout, Backw
       hn::Store(hn::Zero(f), f, p + j);
     }
     if (high == 0) continue;
-    if (dropout.on) dropout_factors(dropout, head.dropout_key.fold_in(static_cast<std::uint64_t>(q0 + i)).value(), k0, state.factor);
+    if (dropout.on) dropout_factors(dropout, head.row_keys[q0 + i], k0, state.factor);
     const RowTile t{ds, state.bias + i * kTile, state.mask.allowed + i * kTile, dropout.on ? state.factor : nullptr, low, high};
     const auto run = state.mask.masked ? gradient_row<kBias, true> : gradient_row<kBias, false>;
     run(t, p, static_cast<float>(head.a->scale), head.row + q0 + i, all, bias_grad);
@@ -372,9 +367,12 @@ i64 backward_tile(const Head& head, const Dropout& dropout, i64 tile, i64 key_ti
           n, size.dv, false);
     const auto run = bias ? gradient_strip<true> : gradient_strip<false>;
     run(head, dropout, state, tile, k0, s, padded, bias_grad ? state.bias_grad : nullptr);
-    if (n == 0) continue;
+  }
+  for (i64 s = 0; s < kStrips; ++s) {
+    const i64 r = s * kStrip, low = m.low[s];
+    if (m.high[s] == 0) continue;
     strip(state.scores + r * kTile + low, kTile, 1, head.keys + (k0 + low) * size.dp, size.dp, dq + (q0 + r) * size.dp, size.dp, size.dp,
-          n, true);
+          m.high[s] - low, true);
   }
   for (i64 s = 0; s * kStrip < padded; ++s) {
     i64 first, last;
@@ -419,7 +417,7 @@ class Scratch {
 
 Dropout dropout_of(const Attention<float>& a) {
   if (a.dropout <= 0) return {};
-  return {true, static_cast<std::int32_t>(std::lround(a.dropout * 0x1.0p24)), static_cast<float>(1 / (1 - a.dropout))};
+  return {true, static_cast<std::int32_t>(std::lround(a.dropout * 0x1.0p16)), static_cast<float>(1 / (1 - a.dropout))};
 }
 
 Head make_head(const Attention<float>& a, const Sizes& size, i64 index) {
@@ -450,7 +448,7 @@ class Forward {
 
  private:
   static constexpr std::size_t kFloat = sizeof(float);
-  std::size_t state_bytes() const { return sizeof(ForwardState) + static_cast<std::size_t>(kTile * size_.dvp) * kFloat; }
+  std::size_t state_bytes() const { return sizeof(ForwardState) + static_cast<std::size_t>(kTile * (size_.dp + size_.dvp)) * kFloat; }
 
   void whole_heads() {
     const i64 heads = a_.B * a_.H, grain = heads_per_piece(size_);
@@ -460,7 +458,6 @@ class Forward {
       for (i64 x = begin; x < end; ++x) {
         Head head = make_head(a_, size_, x);
         head.place_forward(reinterpret_cast<float*>(mine + state_bytes()));
-        for (i64 t = 0; t < size_.q_tiles; ++t) head.pack_query_tile(t);
         for (i64 t = 0; t < size_.k_tiles; ++t) head.pack_key_tile(t);
         for (i64 t = 0; t < size_.q_tiles; ++t) tile(head, t, mine);
       }
@@ -475,13 +472,8 @@ class Forward {
       all.push_back(make_head(a_, size_, x));
       all.back().place_forward(reinterpret_cast<float*>(packed.data()) + x * floats);
     }
-    const i64 both = size_.q_tiles + size_.k_tiles;
-    parallel_for(heads * both, 4, [&](i64 begin, i64 end) {
-      for (i64 x = begin; x < end; ++x) {
-        const i64 t = x % both;
-        if (t < size_.q_tiles) all[x / both].pack_query_tile(t);
-        else all[x / both].pack_key_tile(t - size_.q_tiles);
-      }
+    parallel_for(heads * size_.k_tiles, 4, [&](i64 begin, i64 end) {
+      for (i64 x = begin; x < end; ++x) all[x / size_.k_tiles].pack_key_tile(x % size_.k_tiles);
     });
     Scratch scratch(heads * size_.q_tiles, state_bytes());
     parallel_for(heads * size_.q_tiles, 1, [&](i64 begin, i64 end) {
@@ -494,9 +486,9 @@ class Forward {
     auto* state = new (memory) ForwardState;
     head.key_tiles(t, key_tiles);
     const i64 i = t * kTile, stats = (head.b * a_.H + head.h) * a_.N + i;
+    float* q = reinterpret_cast<float*>(memory + sizeof(ForwardState));
     const i64 pairs = HWY_DYNAMIC_DISPATCH(forward_tile)(
-        head, dropout_, t, key_tiles, *state, reinterpret_cast<float*>(memory + sizeof(ForwardState)),
-        o_.p + head.b * o_.b + head.h * o_.h + i * o_.n, o_.n, row_max_ + stats, row_lse_ + stats);
+        head, dropout_, t, key_tiles, *state, q, q + kTile * size_.dp, o_.p + head.b * o_.b + head.h * o_.h + i * o_.n, o_.n, row_max_ + stats, row_lse_ + stats);
     counters::add_attention(2 * pairs * (a_.d + a_.dv), pairs);
   }
 
@@ -640,12 +632,12 @@ class Backward {
     const auto scale = static_cast<float>(a_.scale);
     for (i64 i = t * kTile; i < t * kTile + size_.rows(t); ++i) {
       float* to = grads_.dq.p + head.b * grads_.dq.b + head.h * grads_.dq.h + i * grads_.dq.n;
-      std::copy(dq + i * size_.dp, dq + i * size_.dp + size_.d, to);
+      const float* from = dq + i * size_.dp;
+      for (i64 c = 0; c < size_.d; ++c) to[c] = scale * from[c];
       for (i64 g = 1; g < groups; ++g) {
-        const float* more = dq + g * dq_floats() + i * size_.dp;
-        for (i64 c = 0; c < size_.d; ++c) to[c] += more[c];
+        from += dq_floats();
+        for (i64 c = 0; c < size_.d; ++c) to[c] += scale * from[c];
       }
-      for (i64 c = 0; c < size_.d; ++c) to[c] *= scale;
     }
   }
 

@@ -32,13 +32,14 @@ struct Head {
   const Sizes* size = nullptr;
   i64 b = 0, h = 0;
   RngKey dropout_key;
-  float* q = nullptr;        // [q_tiles * 64, dp]
   float* keys_t = nullptr;   // per key tile [d, padded keys of the tile], at tile * d * 64
   float* v = nullptr;        // forward: [k_tiles * 64, dvp]
-  float* keys = nullptr;     // backward, here and below: [k_tiles * 64, dp]
+  float* q = nullptr;        // backward, here and below: [q_tiles * 64, dp]
+  float* keys = nullptr;     // [k_tiles * 64, dp]
   float* values_t = nullptr; // per key tile [dv, padded keys], at tile * dv * 64
   float* d_o = nullptr;      // [q_tiles * 64, dvp]
   float* row = nullptr;      // three arrays [q_tiles * 64]: maximum, log-sum, sum of o d_o
+  std::uint64_t* row_keys = nullptr;   // [q_tiles * 64], for dropout
   // Pattern only: query tiles that need key tile t are users[starts[t]] ... users[starts[t + 1] - 1], ascending.
   std::vector<i64> starts, users;
 
@@ -46,7 +47,7 @@ struct Head {
   static i64 backward_floats(const Sizes&);
   void place_forward(float* memory);
   void place_backward(float* memory);
-  void pack_query_tile(i64 tile) const;
+  void pack_query_tile(i64 tile, float* to) const;   // [64, dp]
   void pack_key_tile(i64 tile) const;   // keys_t and v
   void pack_key_tile_backward(i64 tile) const;
   void pack_query_tile_backward(i64 tile, RowsView<const float> o, const float* row_max, const float* row_lse,
@@ -55,6 +56,7 @@ struct Head {
   void key_tiles(i64 query_tile, std::vector<i64>& out) const;
   void find_users();
 
+  std::uint64_t row_key(i64 i) const { return dropout_key.fold_in(static_cast<std::uint64_t>(i)).value(); }
   bool real_query(i64 i) const { return a->query_mask == nullptr || a->query_mask[b * size->N + i] != 0; }
   bool real_key(i64 j) const { return a->key_mask == nullptr || a->key_mask[b * size->M + j] != 0; }
 };

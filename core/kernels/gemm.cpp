@@ -58,22 +58,23 @@ struct Tiles {
 
 constexpr i64 kEnoughPieces = 16;
 constexpr i64 kSmallestPiece = 4 << 20;  // multiply-adds: about 40 us
+constexpr i64 kChunkOfK = 1024;
 
 template <class T> Tiles choose_tiles(const Gemm<T>& g) {
   Tiles t{std::min<i64>(g.m, 256), std::min<i64>(g.n, 1024), g.k};
   const i64 batches = g.batch0 * g.batch1;
-  const auto pieces = [&] { return batches * divide_up(g.m, t.m) * divide_up(g.n, t.n); };
-  while (pieces() < kEnoughPieces && t.m * t.n * g.k > kSmallestPiece && std::max(t.m, t.n) > 64) {
+  const auto pieces = [&] { return batches * divide_up(g.m, t.m) * divide_up(g.n, t.n) * divide_up(g.k, t.k); };
+  const auto one = [&] { return t.m * t.n * t.k; };
+  if (g.k >= 2 * kChunkOfK && one() > kSmallestPiece) {  // deep products, such as the gradient of a weight
+    const i64 parts = std::min({divide_up(kEnoughPieces, pieces()), g.k / kChunkOfK, one() / kSmallestPiece});
+    t.k = divide_up(divide_up(g.k, parts), 64) * 64;
+  }
+  while (pieces() < kEnoughPieces && one() > kSmallestPiece && std::max(t.m, t.n) > 64) {
     i64& larger = t.n >= t.m ? t.n : t.m;
     larger = divide_up(larger / 2, 64) * 64;
   }
-  const i64 one = t.m * t.n * g.k;
-  if (pieces() < kEnoughPieces / 2 && one > 2 * kSmallestPiece && g.k >= 4096) {
-    const i64 parts = std::min(divide_up(kEnoughPieces, pieces()), g.k / 2048);
-    t.k = divide_up(divide_up(g.k, parts), 64) * 64;
-  }
   if (t.m == g.m && t.n == g.n && t.k == g.k && g.batch1 > 1) {
-    t.batch = std::clamp<i64>(kSmallestPiece / std::max<i64>(one, 1), 1, g.batch1);
+    t.batch = std::clamp<i64>(kSmallestPiece / std::max<i64>(one(), 1), 1, g.batch1);
   }
   return t;
 }
@@ -213,6 +214,21 @@ template <class T, class Multiply> void multiply_piece(const Gemm<T>& g, const T
   multiply(a, b, c, piece, alone && g.bias ? g.bias + j : nullptr, alone && g.accumulate);
 }
 
+constexpr i64 kRowsToAdd = 16;
+
+// Rows [first, first + kRowsToAdd) of a piece of C from its partial products.
+template <class T>
+void add_chunks(const MatrixView<T>& c, const Piece& p, const T* bias, bool accumulate, i64 first, const T* partial, i64 chunks, i64 size) {
+  for (i64 i = first; i < std::min(p.m, first + kRowsToAdd); ++i) {
+    T* out = c.p + i * c.row;
+    for (i64 j = 0; j < p.n && !accumulate; ++j) out[j] = bias ? bias[j] : T(0);
+    for (i64 chunk = 0; chunk < chunks; ++chunk) {
+      const T* from = partial + chunk * size + i * p.n;
+      for (i64 j = 0; j < p.n; ++j) out[j] += from[j];
+    }
+  }
+}
+
 // k is cut: every chunk of k gives a partial product of its own, and they are added in the order of k.
 template <class T, class Multiply> void multiply_cut_k(const Gemm<T>& g, const Tiles& t, i64 pieces, Multiply&& multiply) {
   const i64 chunks = divide_up(g.k, t.k), size = t.m * t.n;
@@ -221,20 +237,13 @@ template <class T, class Multiply> void multiply_cut_k(const Gemm<T>& g, const T
   parallel_for(pieces * chunks, 1, [&](i64 begin, i64 end) {
     for (i64 x = begin; x < end; ++x) multiply_piece(g, t, x / chunks, x % chunks * t.k, partial + x * size, multiply);
   });
-  const auto add = [&](const MatrixView<const T>&, const MatrixView<const T>&, const MatrixView<T>& c, const Piece& p, const T* bias,
-                       bool accumulate, const T* sum) {
-    for (i64 i = 0; i < p.m; ++i)
-      for (i64 j = 0; j < p.n; ++j) {
-        T value = accumulate ? c.p[i * c.row + j] : bias ? bias[j] : T(0);
-        for (i64 chunk = 0; chunk < chunks; ++chunk) value += sum[chunk * size + i * p.n + j];
-        c.p[i * c.row + j] = value;
-      }
-  };
-  parallel_for(pieces, 1, [&](i64 begin, i64 end) {
+  const i64 rows = divide_up(t.m, kRowsToAdd);
+  parallel_for(pieces * rows, 1, [&](i64 begin, i64 end) {
     for (i64 x = begin; x < end; ++x) {
-      multiply_piece(g, t, x, 0, static_cast<T*>(nullptr), [&](const auto& a, const auto& b, const auto& c, const Piece& p, const T* bias, bool accumulate) {
-        add(a, b, c, p, bias, accumulate, partial + x * chunks * size);
-      });
+      multiply_piece(g, t, x / rows, 0, static_cast<T*>(nullptr),
+                     [&](const auto&, const auto&, const MatrixView<T>& c, const Piece& p, const T* bias, bool accumulate) {
+                       add_chunks(c, p, bias, accumulate, x % rows * kRowsToAdd, partial + x / rows * chunks * size, chunks, size);
+                     });
     }
   });
 }
