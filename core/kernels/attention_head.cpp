@@ -22,7 +22,8 @@ void prefetch_row(const float* x, i64 d) {
 constexpr i64 kAhead = 8;
 
 // Rows [0, rows) of x, zeros where the row is not real, then zeros up to kTile rows.
-template <class Real> void pack_rows(float* to, const float* x, i64 stride, i64 rows, i64 d, i64 dp, Real&& real) {
+template <class Real>
+void pack_rows(float* to, const float* x, i64 stride, i64 rows, i64 d, i64 dp, Real&& real) {
   for (i64 i = 0; i < kTile; ++i, to += dp) {
     const bool copy = i < rows && real(i);
     if (i + kAhead < rows) prefetch_row(x + (i + kAhead) * stride, d);
@@ -31,7 +32,8 @@ template <class Real> void pack_rows(float* to, const float* x, i64 stride, i64 
   }
 }
 
-template <class Real> void pack_transposed(float* to, const float* x, i64 stride, i64 keys, i64 padded, i64 d, Real&& real) {
+template <class Real>
+void pack_transposed(float* to, const float* x, i64 stride, i64 keys, i64 padded, i64 d, Real&& real) {
   for (i64 j = 0; j < padded; ++j) {
     const bool copy = j < keys && real(j);
     if (j + kAhead < keys) prefetch_row(x + (j + kAhead) * stride, d);
@@ -85,9 +87,10 @@ void Head::pack_query_tile(i64 tile, float* to) const {
 void Head::pack_key_tile(i64 tile) const {
   const i64 j0 = tile * kTile;
   const auto real = [&](i64 j) { return real_key(j0 + j); };
-  pack_transposed(keys_t + j0 * size->d, head_rows(a->k, b, h) + j0 * a->k.n, a->k.n, size->keys(tile), size->padded_keys(tile),
-                  size->d, real);
-  pack_rows(v + j0 * size->dvp, head_rows(a->v, b, h) + j0 * a->v.n, a->v.n, size->keys(tile), size->dv, size->dvp, real);
+  pack_transposed(keys_t + j0 * size->d, head_rows(a->k, b, h) + j0 * a->k.n, a->k.n, size->keys(tile),
+                  size->padded_keys(tile), size->d, real);
+  pack_rows(v + j0 * size->dvp, head_rows(a->v, b, h) + j0 * a->v.n, a->v.n, size->keys(tile), size->dv, size->dvp,
+            real);
 }
 
 void Head::pack_key_tile_backward(i64 tile) const {
@@ -136,7 +139,11 @@ void Head::fill_bias(i64 query_tile, i64 key_tile, float* to) const {
 void Head::key_tiles(i64 query_tile, std::vector<i64>& out) const {
   const i64 q0 = query_tile * kTile, q1 = q0 + size->rows(query_tile);
   const i64 seen = a->causal ? std::min(size->M, q1) : size->M;
-  if (a->pattern != nullptr) return a->pattern->key_tiles(b, h, q0, q1, seen, kTile, out);
+  if (a->pattern != nullptr) {
+    a->pattern->key_tiles(b, h, q0, q1, size->M, kTile, out);
+    while (!out.empty() && out.back() >= tiles_of(seen)) out.pop_back();
+    return;
+  }
   out.resize(static_cast<std::size_t>(tiles_of(seen)));
   for (std::size_t t = 0; t < out.size(); ++t) out[t] = static_cast<i64>(t);
 }
@@ -157,7 +164,8 @@ void Head::find_users() {
 }
 
 bool TileMask::build(const Head& head, i64 query_tile, i64 key_tile) {
-  const i64 q0 = query_tile * kTile, k0 = key_tile * kTile, rows = head.size->rows(query_tile), keys = head.size->keys(key_tile);
+  const i64 q0 = query_tile * kTile, k0 = key_tile * kTile, rows = head.size->rows(query_tile),
+            keys = head.size->keys(key_tile);
   const auto* a = head.a;
   if (a->causal && k0 > q0 + rows - 1) return false;
   const bool causal = a->causal && k0 + keys - 1 > q0;
