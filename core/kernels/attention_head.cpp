@@ -6,7 +6,6 @@
 namespace tapeformer::kernels {
 
 void Pattern::key_tiles(i64 b, i64 h, i64 q0, i64 q1, i64 keys, i64 tile, std::vector<i64>& out) const {
-  out.clear();
   for (i64 k0 = 0; k0 < keys; k0 += tile) {
     if (cover(b, h, q0, q1, k0, std::min(k0 + tile, keys)) != Cover::None) out.push_back(k0 / tile);
   }
