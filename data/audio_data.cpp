@@ -293,7 +293,7 @@ std::shared_ptr<Preprocessor> load(const ConfigNode& saved, const Hdf5File& file
 
 const bool kRegistered = data_type_registry().add(
     "audio", {[](const ConfigNode& data) { return write_audio_settings(read_audio_settings(data)); },
-              [] { return explain_config<AudioSettings>(); }, fit, load});
+              [] { return explain_config<AudioSettings>("", AudioSettings()); }, fit, load});
 
 }  // namespace
 }  // namespace tapeformer
