@@ -11,7 +11,8 @@ namespace tapeformer {
 
 inline std::vector<float> sine(double hertz, double rate, std::size_t samples, double level = 0.5) {
   std::vector<float> out(samples);
-  for (std::size_t i = 0; i < samples; ++i) out[i] = static_cast<float>(level * std::sin(2 * std::numbers::pi * hertz * static_cast<double>(i) / rate));
+  for (std::size_t i = 0; i < samples; ++i)
+    out[i] = static_cast<float>(level * std::sin(2 * std::numbers::pi * hertz * static_cast<double>(i) / rate));
   return out;
 }
 
