@@ -114,7 +114,7 @@ struct AttentionOptions {
   Tensor key_bias;                                         // [B or 1, H or 1, M]
   Tensor pair_bias;                                        // [B or 1, H or 1, N, M]
   double dropout = 0;
-  RngKey key;
+  RngKey key{0};
   std::span<const i64> rows;                               // global sample indices
 };
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& = {});    // [B,H,N,d] [.,.,M,d] [.,.,M,dv]; batch and head axes of k, v may be 1

@@ -18,16 +18,6 @@ std::atomic<std::uint64_t> next_tape{1};
 
 }  // namespace
 
-struct Tape::Entry {
-  std::unique_ptr<Node> node;
-  std::vector<GradRef> inputs;
-  Tensor grad;
-  Parameter* parameter = nullptr;
-  bool watched = false;
-  Shape shape;
-  DType dtype = DType::F32;
-};
-
 Tape::Tape(Options options) : options_(options), id_(next_tape++), outer_(current_tape) { current_tape = this; }
 
 Tape::~Tape() {
@@ -71,9 +61,7 @@ Tensor Tape::leaf(Parameter& p) {
 }
 
 Tensor Tape::watch(const Tensor& x) {
-  Tensor t = push(x.detach(), nullptr, {});
-  entries_.back().watched = true;
-  return t;
+  return push(x.detach(), nullptr, {});
 }
 
 const Node* Tape::node(GradRef ref) const {

@@ -70,7 +70,14 @@ class Tape {
   void count_saved(std::size_t bytes) { saved_bytes_ += bytes; }
 
  private:
-  struct Entry;
+  struct Entry {
+    std::unique_ptr<Node> node;            // null for leaves
+    std::vector<GradRef> inputs;
+    Tensor grad;
+    Parameter* parameter = nullptr;
+    Shape shape;
+    DType dtype = DType::F32;
+  };
   void accumulate(std::size_t entry, Tensor grad);
   Tensor& writable_grad(std::size_t entry);
   void finish_leaf(Entry&);
