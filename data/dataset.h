@@ -8,6 +8,8 @@
 #include "core/config.h"
 #include "core/rng.h"
 #include "core/tensor.h"
+#include "data/problems.h"
+#include "data/sources.h"
 
 namespace tapeformer {
 
@@ -72,7 +74,11 @@ class Preprocessor {
   virtual void save(Hdf5File&, const std::string& group) const = 0;     // reads back with load_preprocessor
   // The samples of a manifest, table or HDF5 file. Problems (missing file, empty text, unknown label, clip too short) follow the
   // policy `data.on_error` (stop: DataError naming file and row; skip: left out, counted and reported once).
-  virtual std::unique_ptr<Dataset> dataset(const std::string& file, Part part) const = 0;
+  std::unique_ptr<Dataset> dataset(const std::string& file, Part part) const;
+  // The same for several files and for some of their rows; policies: instead of those it was fitted with.
+  virtual std::unique_ptr<Dataset> dataset(const PartSource&, const Policies&, Part) const = 0;
+  virtual ConfigNode settings() const = 0;                              // the resolved `data` section it was fitted with
+  virtual const Policies& policies() const = 0;
   virtual Sample sample_of_line(const std::string& line) const = 0;     // text; DataError when the type reads files
   virtual Sample sample_of_file(const std::string& path) const = 0;     // audio; DataError when the type reads lines
   virtual bool reads_lines() const = 0;
