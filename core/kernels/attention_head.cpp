@@ -1,0 +1,229 @@
+#include "core/kernels/attention_head.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tapeformer::kernels {
+
+void Pattern::key_tiles(i64 b, i64 h, i64 q0, i64 q1, i64 keys, i64 tile, std::vector<i64>& out) const {
+  out.clear();
+  for (i64 k0 = 0; k0 < keys; k0 += tile) {
+    if (cover(b, h, q0, q1, k0, std::min(k0 + tile, keys)) != Cover::None) out.push_back(k0 / tile);
+  }
+}
+
+namespace attention_tiles {
+namespace {
+
+// Rows [0, rows) of x, zeros where the row is not real, then zeros up to kTile rows.
+template <class Real> void pack_rows(float* to, const float* x, i64 stride, i64 rows, i64 d, i64 dp, Real&& real) {
+  for (i64 i = 0; i < kTile; ++i, to += dp) {
+    const bool copy = i < rows && real(i);
+    if (copy) std::copy(x + i * stride, x + i * stride + d, to);
+    std::fill(to + (copy ? d : 0), to + dp, 0.0f);
+  }
+}
+
+template <class Real> void pack_transposed(float* to, const float* x, i64 stride, i64 keys, i64 padded, i64 d, Real&& real) {
+  for (i64 j = 0; j < padded; ++j) {
+    const bool copy = j < keys && real(j);
+    const float* from = x + j * stride;
+    for (i64 c = 0; c < d; ++c) to[c * padded + j] = copy ? from[c] : 0.0f;
+  }
+}
+
+const float* head_rows(const RowsView<const float>& x, i64 b, i64 h) { return x.p + b * x.b + h * x.h; }
+
+}  // namespace
+
+i64 Head::forward_floats(const Sizes& s) { return kTile * (s.q_tiles * s.dp + s.k_tiles * (s.d + s.dvp)); }
+
+i64 Head::backward_floats(const Sizes& s) {
+  return kTile * (s.q_tiles * (s.dp + s.dvp + 3) + s.k_tiles * (s.d + s.dp + s.dv)) + 64;
+}
+
+void Head::place_forward(float* memory) {
+  q = memory;
+  v = q + kTile * size->q_tiles * size->dp;
+  keys_t = v + kTile * size->k_tiles * size->dvp;
+}
+
+void Head::place_backward(float* memory) {
+  q = memory;
+  d_o = q + kTile * size->q_tiles * size->dp;
+  row = d_o + kTile * size->q_tiles * size->dvp;
+  keys = row + 3 * kTile * size->q_tiles;
+  keys_t = keys + kTile * size->k_tiles * size->dp;
+  values_t = keys_t + kTile * size->k_tiles * size->d;
+}
+
+void Head::pack_query_tile(i64 tile) const {
+  const i64 i0 = tile * kTile;
+  pack_rows(q + i0 * size->dp, head_rows(a->q, b, h) + i0 * a->q.n, a->q.n, size->rows(tile), size->d, size->dp,
+            [&](i64 i) { return real_query(i0 + i); });
+}
+
+void Head::pack_key_tile(i64 tile) const {
+  const i64 j0 = tile * kTile;
+  const auto real = [&](i64 j) { return real_key(j0 + j); };
+  pack_transposed(keys_t + j0 * size->d, head_rows(a->k, b, h) + j0 * a->k.n, a->k.n, size->keys(tile), size->padded_keys(tile),
+                  size->d, real);
+  pack_rows(v + j0 * size->dvp, head_rows(a->v, b, h) + j0 * a->v.n, a->v.n, size->keys(tile), size->dv, size->dvp, real);
+}
+
+void Head::pack_key_tile_backward(i64 tile) const {
+  const i64 j0 = tile * kTile, count = size->keys(tile), padded = size->padded_keys(tile);
+  const auto real = [&](i64 j) { return real_key(j0 + j); };
+  const float *k = head_rows(a->k, b, h) + j0 * a->k.n, *values = head_rows(a->v, b, h) + j0 * a->v.n;
+  pack_rows(keys + j0 * size->dp, k, a->k.n, count, size->d, size->dp, real);
+  pack_transposed(keys_t + j0 * size->d, k, a->k.n, count, padded, size->d, real);
+  pack_transposed(values_t + j0 * size->dv, values, a->v.n, count, padded, size->dv, real);
+}
+
+void Head::pack_query_tile_backward(i64 tile, RowsView<const float> o, const float* row_max, const float* row_lse,
+                                    RowsView<const float> grad) const {
+  pack_query_tile(tile);
+  const i64 i0 = tile * kTile, count = size->rows(tile), all = kTile * size->q_tiles;
+  const float* g = head_rows(grad, b, h) + i0 * grad.n;
+  pack_rows(d_o + i0 * size->dvp, g, grad.n, count, size->dv, size->dvp, [&](i64 i) { return real_query(i0 + i); });
+  const i64 stats = (b * a->H + h) * size->N + i0;
+  for (i64 i = 0; i < kTile; ++i) {
+    float* out = row + i0 + i;
+    if (i >= count || !real_query(i0 + i)) {
+      out[0] = out[all] = out[2 * all] = 0.0f;
+      continue;
+    }
+    const float *oi = head_rows(o, b, h) + (i0 + i) * o.n, *gi = g + i * grad.n;
+    float sum = 0;
+    for (i64 c = 0; c < size->dv; ++c) sum += oi[c] * gi[c];
+    out[0] = row_max[stats + i];
+    out[all] = row_lse[stats + i];
+    out[2 * all] = sum;
+  }
+}
+
+void Head::fill_bias(i64 query_tile, i64 key_tile, float* to) const {
+  const i64 q0 = query_tile * kTile, k0 = key_tile * kTile, keys = size->keys(key_tile);
+  const float* by_key = a->key_bias ? a->key_bias + b * a->key_bias_b + h * a->key_bias_h + k0 : nullptr;
+  for (i64 i = 0; i < size->rows(query_tile); ++i, to += kTile) {
+    if (a->pair_bias.p != nullptr) {
+      const float* pair = head_rows(a->pair_bias, b, h) + (q0 + i) * a->pair_bias.n + k0;
+      for (i64 j = 0; j < keys; ++j) to[j] = pair[j] + (by_key ? by_key[j] : 0.0f);
+    } else {
+      std::copy(by_key, by_key + keys, to);
+    }
+    std::fill(to + keys, to + kTile, 0.0f);
+  }
+}
+
+void Head::key_tiles(i64 query_tile, std::vector<i64>& out) const {
+  const i64 q0 = query_tile * kTile, q1 = q0 + size->rows(query_tile);
+  const i64 seen = a->causal ? std::min(size->M, q1) : size->M;
+  if (a->pattern != nullptr) return a->pattern->key_tiles(b, h, q0, q1, seen, kTile, out);
+  out.resize(static_cast<std::size_t>(tiles_of(seen)));
+  for (std::size_t t = 0; t < out.size(); ++t) out[t] = static_cast<i64>(t);
+}
+
+void Head::find_users() {
+  std::vector<std::vector<i64>> seen(static_cast<std::size_t>(size->q_tiles));
+  starts.assign(static_cast<std::size_t>(size->k_tiles + 1), 0);
+  for (i64 t = 0; t < size->q_tiles; ++t) {
+    key_tiles(t, seen[t]);
+    for (i64 k : seen[t]) ++starts[k + 1];
+  }
+  for (i64 k = 0; k < size->k_tiles; ++k) starts[k + 1] += starts[k];
+  users.resize(static_cast<std::size_t>(starts.back()));
+  std::vector<i64> next(starts.begin(), starts.end() - 1);
+  for (i64 t = 0; t < size->q_tiles; ++t) {
+    for (i64 k : seen[t]) users[next[k]++] = t;
+  }
+}
+
+bool TileMask::build(const Head& head, i64 query_tile, i64 key_tile) {
+  const i64 q0 = query_tile * kTile, k0 = key_tile * kTile, rows = head.size->rows(query_tile), keys = head.size->keys(key_tile);
+  const auto* a = head.a;
+  if (a->causal && k0 > q0 + rows - 1) return false;
+  const bool causal = a->causal && k0 + keys - 1 > q0;
+  auto cover = Pattern::Cover::Full;
+  if (a->pattern != nullptr) cover = a->pattern->cover(head.b, head.h, q0, q0 + rows, k0, k0 + keys);
+  if (cover == Pattern::Cover::None) return false;
+  bool padding = keys % kPad != 0;
+  for (i64 i = 0; i < rows && !padding && a->query_mask; ++i) padding = !head.real_query(q0 + i);
+  for (i64 j = 0; j < keys && !padding && a->key_mask; ++j) padding = !head.real_key(k0 + j);
+  masked = causal || padding || cover == Pattern::Cover::Partial;
+  if (!masked) {
+    for (i64 s = 0; s < kStrips; ++s) {
+      low[s] = 0;
+      high[s] = s * kStrip < rows ? keys : 0;
+    }
+    return true;
+  }
+  fill(head, q0, k0, rows, keys, cover == Pattern::Cover::Partial, causal);
+  return shrink(rows, keys);
+}
+
+void TileMask::fill(const Head& head, i64 q0, i64 k0, i64 rows, i64 keys, bool pattern, bool causal) {
+  alignas(64) std::uint8_t real[kTile];
+  for (i64 j = 0; j < kTile; ++j) real[j] = j < keys && head.real_key(k0 + j);
+  std::memset(allowed + rows * kTile, 0, static_cast<std::size_t>((kTile - rows) * kTile));
+  for (i64 i = 0; i < rows; ++i) {
+    std::uint8_t* row = allowed + i * kTile;
+    const i64 seen = causal ? std::clamp<i64>(q0 + i + 1 - k0, 0, keys) : keys;
+    if (!head.real_query(q0 + i) || seen == 0) {
+      std::memset(row, 0, kTile);
+      continue;
+    }
+    if (pattern) {
+      std::memset(row, 1, kTile);
+      head.a->pattern->row(head.b, head.h, q0 + i, k0, k0 + keys, row);
+      for (i64 j = 0; j < kTile; ++j) row[j] = row[j] & real[j];
+    } else {
+      std::memcpy(row, real, kTile);
+    }
+    std::memset(row + seen, 0, static_cast<std::size_t>(kTile - seen));
+  }
+}
+
+// Finds for each strip the keys that any of its rows may look at.
+bool TileMask::shrink(i64 rows, i64 keys) {
+  bool any = false;
+  for (i64 s = 0; s < kStrips; ++s) {
+    low[s] = high[s] = 0;
+    if (s * kStrip >= rows) continue;
+    std::uint64_t seen[kTile / 8] = {};
+    for (i64 i = s * kStrip; i < (s + 1) * kStrip; ++i) {
+      for (i64 w = 0; w < kTile / 8; ++w) {
+        std::uint64_t word;
+        std::memcpy(&word, allowed + i * kTile + w * 8, 8);
+        seen[w] |= word;
+      }
+    }
+    i64 first = 0, last = round_up(keys, kPad) / kPad;
+    const auto empty = [&](i64 block) { return (seen[2 * block] | seen[2 * block + 1]) == 0; };
+    while (first < last && empty(first)) ++first;
+    while (first < last && empty(last - 1)) --last;
+    if (first == last) continue;
+    low[s] = first * kPad;
+    high[s] = last * kPad;
+    any = true;
+  }
+  return any;
+}
+
+void TileMask::query_range(i64 key_strip, i64 rows, i64& first, i64& last) const {
+  first = last = 0;
+  for (i64 s = 0; s < kStrips; ++s) {
+    if (high[s] <= key_strip * kStrip || low[s] >= (key_strip + 1) * kStrip) continue;
+    if (last == 0) first = s * kStrip;
+    last = std::min(rows, (s + 1) * kStrip);
+  }
+}
+
+i64 TileMask::pairs(i64 rows, i64 keys) const {
+  i64 n = 0;
+  for (i64 s = 0; s * kStrip < rows; ++s) n += std::min(kStrip, rows - s * kStrip) * (std::min(high[s], keys) - low[s]);
+  return n;
+}
+
+}  // namespace attention_tiles
+}  // namespace tapeformer::kernels
