@@ -37,7 +37,7 @@ std::string human_time(double seconds) {
 
 Progress::Progress(i64 total_steps, i64 log_every, std::string metric, const TrainState& start)
     : terminal_(::isatty(STDERR_FILENO) != 0), total_(total_steps), every_(log_every), metric_name_(std::move(metric)), first_step_(start.step),
-      first_tokens_(start.tokens), last_step_(start.step), last_tokens_(start.tokens), start_(Clock::now()), last_(start_), drawn_(start_) {}
+      first_tokens_(start.tokens), last_tokens_(start.tokens), tokens_(start.tokens), start_(Clock::now()), last_(start_), drawn_(start_) {}
 
 Progress::~Progress() { clear(); }
 
@@ -72,9 +72,9 @@ void Progress::step(const StepReport& r) {
                           human(static_cast<double>(r.tokens - last_tokens_) / std::max(spent, 1e-9))));
     if (terminal_) log::set_quiet(false);
     last_ = now;
-    last_step_ = r.step;
     last_tokens_ = r.tokens;
   }
+  tokens_ = r.tokens;
   if (terminal_ && (now - drawn_ > std::chrono::milliseconds(100) || r.step == total_)) {
     draw(r);
     drawn_ = now;
@@ -90,7 +90,8 @@ void Progress::validation(const ValidationReport& v, bool has_valid) {
   metric_ = fmt::format(" {} {:.4f}", metric_name_, v.metrics.value(metric_name_));
   log::info(fmt::format("step {}: train loss {:.4f}, validation loss {:.4f} accuracy {:.4f} macro F1 {:.4f}{}", v.step, v.train_loss, v.metrics.loss(),
                         v.metrics.accuracy(), v.metrics.macro_f1(), v.best ? "  (best)" : ""));
-  last_ = Clock::now();
+  last_ = Clock::now();                          // the time of a validation is no training time
+  last_tokens_ = tokens_;
 }
 
 }  // namespace tapeformer

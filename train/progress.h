@@ -23,8 +23,7 @@ class Progress {
   const i64 total_, every_;
   const std::string metric_name_;
   std::string metric_;                           // the last validation's, for the bar
-  i64 first_step_, first_tokens_, last_step_;
-  std::int64_t last_tokens_;
+  i64 first_step_, first_tokens_, last_tokens_, tokens_;
   std::chrono::steady_clock::time_point start_, last_, drawn_;
   bool shown_ = false;
 };

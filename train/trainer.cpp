@@ -32,8 +32,10 @@ LoaderConfig training_batches(const TrainConfig& c, const Reducer& reducer) {
 
 i64 count_steps(const Loader& loader, const TrainConfig& c) {
   if (c.steps > 0) return c.steps;
+  const auto windows = [&](i64 e) { return (loader.batches(e) + c.accumulate - 1) / c.accumulate; };
+  if (c.token_budget == 0) return c.epochs * windows(0);   // every epoch has as many batches
   i64 total = 0;
-  for (i64 e = 0; e < c.epochs; ++e) total += (loader.batches(e) + c.accumulate - 1) / c.accumulate;
+  for (i64 e = 0; e < c.epochs; ++e) total += windows(e);
   return total;
 }
 
