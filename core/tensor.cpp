@@ -50,6 +50,31 @@ template <class F> void for_each_row(const Shape& shape, const Shape& sa, const 
   }
 }
 
+// Strides under which the elements of (from, from_strides) read as `to` without a copy; false when there are none.
+bool strides_for_view(const Shape& from, const Shape& from_strides, const Shape& to, Shape& to_strides) {
+  if (from.numel() == 0) return true;
+  int i = from.rank() - 1, j = to.rank() - 1;
+  while (j >= 0) {
+    if (to[j] == 1) {
+      to_strides[j--] = 1;
+      continue;
+    }
+    while (i >= 0 && from[i] == 1) --i;
+    // One group of axes of `from` that walk like one axis.
+    const i64 step = from_strides[i];
+    i64 run = from[i];
+    while (i > 0 && (from[i - 1] == 1 || from_strides[i - 1] == step * run)) run *= from[--i];
+    --i;
+    i64 covered = 1;
+    while (j >= 0 && (covered < run || to[j] == 1)) {
+      to_strides[j] = step * covered;
+      covered *= to[j--];
+    }
+    if (covered != run) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void check_value_count(std::size_t got, const Shape& shape) {
@@ -120,10 +145,11 @@ Tensor Tensor::view(Shape shape) const {
   if (shape.numel() != numel())
     throw ShapeError(fmt::format("[reshape] got {} for {}, expected the same number of elements", shape.str(), shape_.str()));
   Tensor t = *this;
-  if (!contiguous()) t = clone();
+  Shape strides = contiguous_strides(shape);
+  if (!contiguous() && !strides_for_view(shape_, strides_, shape, strides)) t = clone();
   t.grad_ = grad_;
   t.shape_ = shape;
-  t.strides_ = contiguous_strides(shape);
+  t.strides_ = strides;
   return t;
 }
 

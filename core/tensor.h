@@ -59,7 +59,7 @@ class Tensor {
   double item() const;                                     // the value of a one-element tensor
   std::vector<double> to_vector() const;                   // every element, row-major
 
-  Tensor view(Shape) const;                                // same elements; one size may be -1 through reshape() in ops
+  Tensor view(Shape) const;                                // same elements; a copy only where strides allow no view
   Tensor slice(int axis, i64 from, i64 to) const;          // strided view of [from, to)
   Tensor permute(std::span<const int> axes) const;
   Tensor transpose(int a, int b) const;

@@ -1,0 +1,171 @@
+// attention.cpp: scaled dot-product attention over a pattern of keys, on the tile engine (core/kernels/attention.h).
+#include "core/kernels/attention.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "autograd/node.h"
+#include "autograd/ops.h"
+
+namespace tapeformer::ops {
+namespace {
+
+template <class T> kernels::RowsView<const T> rows_view(const Tensor& t) { return {t.ptr<T>(), t.stride(0), t.stride(1), t.stride(2)}; }
+template <class T> kernels::RowsView<T> rows_view_mut(Tensor& t) {
+  if (!t.defined()) return {};
+  return {t.mut_ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+// Last axis with stride 1, or a copy.
+Tensor rows_ready(const Tensor& t) { return t.dim(3) <= 1 || t.stride(3) == 1 ? t.detach() : t.detach().clone(); }
+
+struct Problem {                      // what forward and backward share
+  Tensor q, k, v;                     // expanded to [B, H, ...]
+  AttentionOptions o;
+  std::vector<i64> rows;
+  Shape k_shape, v_shape, key_bias_shape, pair_bias_shape;
+
+  template <class T> kernels::Attention<T> args(const Tensor& q_, const Tensor& k_, const Tensor& v_) const {
+    kernels::Attention<T> a;
+    a.B = q_.dim(0);
+    a.H = q_.dim(1);
+    a.N = q_.dim(2);
+    a.d = q_.dim(3);
+    a.M = k_.dim(2);
+    a.dv = v_.dim(3);
+    a.q = rows_view<T>(q_);
+    a.k = rows_view<T>(k_);
+    a.v = rows_view<T>(v_);
+    a.scale = o.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<i64>(a.d, 1))));
+    a.causal = o.causal;
+    if (o.query_mask.defined()) a.query_mask = o.query_mask.ptr<std::uint8_t>();
+    if (o.key_mask.defined()) a.key_mask = o.key_mask.ptr<std::uint8_t>();
+    a.pattern = o.pattern.get();
+    if (o.key_bias.defined()) {
+      a.key_bias = o.key_bias.ptr<T>();
+      a.key_bias_b = o.key_bias.dim(0) == 1 ? 0 : o.key_bias.stride(0);
+      a.key_bias_h = o.key_bias.dim(1) == 1 ? 0 : o.key_bias.stride(1);
+    }
+    if (o.pair_bias.defined())
+      a.pair_bias = {o.pair_bias.ptr<T>(), o.pair_bias.dim(0) == 1 ? 0 : o.pair_bias.stride(0), o.pair_bias.dim(1) == 1 ? 0 : o.pair_bias.stride(1),
+                     o.pair_bias.stride(2)};
+    a.dropout = o.dropout;
+    a.dropout_key = o.key;
+    if (!rows.empty()) a.rows = rows.data();
+    return a;
+  }
+};
+
+Tensor sum_shared(const Tensor& g, const Shape& shape) {   // [B, H, ...] -> shape with size 1 where shared
+  std::vector<int> axes;
+  for (int i = 0; i < shape.rank(); ++i)
+    if (shape[i] == 1 && g.shape()[i] != 1) axes.push_back(i);
+  return axes.empty() ? g : sum(g, axes, true);
+}
+
+struct Attend final : Node {
+  static constexpr std::string_view kName = "attention";
+  Problem p;
+  SavedTensor q, k, v, o;
+  Tensor row_max, row_lse;
+  bool need[5];
+  Attend(Problem problem, const Tensor& o_, Tensor m, Tensor l, const Tensor* const in[5])
+      : p(std::move(problem)), q(p.q), k(p.k), v(p.v), o(o_), row_max(std::move(m)), row_lse(std::move(l)) {
+    for (int i = 0; i < 5; ++i) need[i] = static_cast<bool>(in[i]->grad_ref());
+    p.q = p.k = p.v = Tensor();
+  }
+  std::string_view name() const override { return kName; }
+
+  Grads backward(const Tensor& up) override {
+    const Tensor q_ = rows_ready(q.get(kName)), k_ = rows_ready(k.get(kName)), v_ = rows_ready(v.get(kName)), out = rows_ready(o.get(kName));
+    const Tensor dy = rows_ready(up);
+    const DType t = dy.dtype();
+    const i64 B = q_.dim(0), H = q_.dim(1), N = q_.dim(2), M = k_.dim(2);
+    const auto rows_of = [&](i64 n, i64 d) { return Tensor::empty({B, n, H, d}, t).transpose(1, 2); };   // laid out as the projections want
+    Tensor dq = need[0] ? rows_of(N, q_.dim(3)) : Tensor(), dk = need[1] ? rows_of(M, k_.dim(3)) : Tensor();
+    Tensor dv = need[2] ? rows_of(M, v_.dim(3)) : Tensor();
+    Tensor dkb = need[3] ? Tensor::empty({B, H, M}, t) : Tensor(), dpb = need[4] ? Tensor::zeros(p.pair_bias_shape, t) : Tensor();
+    with_float(kName, t, [&](auto zero) {
+      using T = decltype(zero);
+      kernels::AttentionGrads<T> g;
+      g.dq = rows_view_mut<T>(dq);
+      g.dk = rows_view_mut<T>(dk);
+      g.dv = rows_view_mut<T>(dv);
+      if (dkb.defined()) g.dkey_bias = dkb.mut_ptr<T>();
+      if (dpb.defined()) {
+        g.dpair_bias = rows_view_mut<T>(dpb);
+        if (dpb.dim(0) == 1) g.dpair_bias.b = 0;
+        if (dpb.dim(1) == 1) g.dpair_bias.h = 0;
+      }
+      kernels::attention_backward(p.args<T>(q_, k_, v_), rows_view<T>(out), row_max.ptr<T>(), row_lse.ptr<T>(), rows_view<T>(dy), g);
+    });
+    Grads grads{dq, dk, dv, dkb, dpb};
+    if (need[1]) grads[1] = sum_shared(dk, p.k_shape);
+    if (need[2]) grads[2] = sum_shared(dv, p.v_shape);
+    if (need[3]) grads[3] = sum_shared(dkb, p.key_bias_shape);
+    return grads;
+  }
+};
+
+void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
+  const auto shared = [](i64 size, i64 full) { return size == full || size == 1; };
+  const bool ranks = q.rank() == 4 && k.rank() == 4 && v.rank() == 4;
+  if (!ranks || k.dim(3) != q.dim(3) || k.dim(2) != v.dim(2) || !shared(k.dim(0), q.dim(0)) || !shared(k.dim(1), q.dim(1)) || !shared(v.dim(0), q.dim(0)) ||
+      !shared(v.dim(1), q.dim(1)))
+    throw ShapeError(fmt::format("[attention] got q {}, k {}, v {}, expected q [B, H, N, d], k [B, H, M, d], v [B, H, M, dv]", q.shape().str(),
+                                 k.shape().str(), v.shape().str()));
+  const i64 B = q.dim(0), N = q.dim(2), M = k.dim(2);
+  if (o.causal && M < N) throw ShapeError(fmt::format("[attention] causal needs a key for every query: got N = {} and M = {}", N, M));
+  const auto mask = [](const char* what, const Tensor& m, Shape want) {
+    if (m.defined() && (m.shape() != want || m.dtype() != DType::U8))
+      throw ShapeError(fmt::format("[attention] {} is {} {}, expected u8 {} with 1 = real", what, name_of(m.dtype()), m.shape().str(), want.str()));
+  };
+  mask("query_mask", o.query_mask, {B, N});
+  mask("key_mask", o.key_mask, {B, M});
+  if (o.key_bias.defined() && (o.key_bias.rank() != 3 || !shared(o.key_bias.dim(0), B) || !shared(o.key_bias.dim(1), q.dim(1)) || o.key_bias.dim(2) != M))
+    throw ShapeError(fmt::format("[attention] key_bias is {}, expected [B, H, M]", o.key_bias.shape().str()));
+  if (o.pair_bias.defined() && (o.pair_bias.rank() != 4 || !shared(o.pair_bias.dim(0), B) || !shared(o.pair_bias.dim(1), q.dim(1)) ||
+                                o.pair_bias.dim(2) != N || o.pair_bias.dim(3) != M))
+    throw ShapeError(fmt::format("[attention] pair_bias is {}, expected [B, H, N, M]", o.pair_bias.shape().str()));
+  if (!(o.dropout >= 0 && o.dropout < 1)) throw ShapeError(fmt::format("[attention] dropout is {}, expected 0 to below 1", o.dropout));
+}
+
+}  // namespace
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
+  check(q, k, v, options);
+  const i64 B = q.dim(0), H = q.dim(1), N = q.dim(2), M = k.dim(2);
+  Problem p;
+  p.o = options;
+  p.rows.assign(options.rows.begin(), options.rows.end());
+  p.o.rows = {};
+  p.k_shape = k.shape();
+  p.v_shape = v.shape();
+  const Tensor no_bias;
+  const Tensor& key_bias = options.key_bias.defined() ? options.key_bias : no_bias;
+  const Tensor& pair_bias = options.pair_bias.defined() ? options.pair_bias : no_bias;
+  if (key_bias.defined()) {
+    p.key_bias_shape = key_bias.shape();
+    p.o.key_bias = key_bias.detach().to_contiguous();
+  }
+  if (pair_bias.defined()) {
+    p.pair_bias_shape = pair_bias.shape();
+    p.o.pair_bias = pair_bias.dim(3) <= 1 || pair_bias.stride(3) == 1 ? pair_bias.detach() : pair_bias.detach().clone();
+  }
+  if (p.o.query_mask.defined()) p.o.query_mask = p.o.query_mask.to_contiguous();
+  if (p.o.key_mask.defined()) p.o.key_mask = p.o.key_mask.to_contiguous();
+  p.q = rows_ready(q);
+  p.k = rows_ready(k).expand({B, H, M, k.dim(3)});
+  p.v = rows_ready(v).expand({B, H, M, v.dim(3)});
+  Tensor o = Tensor::empty({B, N, H, v.dim(3)}, q.dtype()).transpose(1, 2);
+  Tensor row_max = Tensor::empty({B, H, N}, q.dtype()), row_lse = Tensor::empty({B, H, N}, q.dtype());
+  with_float("attention", q.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    kernels::attention_forward(p.args<T>(p.q, p.k, p.v), rows_view_mut<T>(o), row_max.mut_ptr<T>(), row_lse.mut_ptr<T>());
+  });
+  const Tensor* const inputs[5] = {&q, &k, &v, &key_bias, &pair_bias};
+  return record<Attend>(o, {&q, &k, &v, &key_bias, &pair_bias}, std::move(p), o, row_max, row_lse, inputs);
+}
+
+}  // namespace tapeformer::ops
