@@ -35,7 +35,7 @@ std::vector<std::string> ordered_labels(std::vector<std::string> names) {
 void check_class_count(const std::vector<std::string>& labels, const std::string& source) {
   if (labels.size() < 2)
     throw DataError(fmt::format("{}: got {} different label{}, expected two or more to tell apart", source, labels.size(),
-                                labels.size() == 1 ? " ('" + labels[0] + "')" : "s"));
+                                labels.size() == 1 ? fmt::format(" ('{}')", labels[0]) : "s"));
 }
 
 i64 label_index(const std::vector<std::string>& labels, const std::string& name) {

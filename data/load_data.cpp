@@ -29,16 +29,16 @@ bool may_differ(const std::string& key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
-// What `given` says otherwise than `fitted`, key by key; keys that it leaves out are as fitted.
-void compare(const ConfigNode& given, const ConfigNode& fitted, std::vector<std::string>& errors) {
-  for (const auto& [key, value] : given.entries()) {
-    const ConfigNode& was = fitted[key];
+// What `given` says otherwise than `fitted`, key by key; keys that it leaves out are as fitted. resolved: `given` as read.
+void compare(const ConfigNode& given, const ConfigNode& resolved, const ConfigNode& fitted, std::vector<std::string>& errors) {
+  for (const auto& [key, node] : given.entries()) {
+    const ConfigNode &now = resolved[key], &was = fitted[key];
     if (may_differ(key)) continue;
-    if (value.is_map() && was.is_map()) compare(value, was, errors);
-    else if (value.json() != was.json()) errors.push_back(fmt::format("{}: got {}, but the data was prepared with {}", value.place(), value.json(), was.json()));
+    if (node.is_map() && now.is_map() && was.is_map()) compare(node, now, was, errors);
+    else if (now.json() != was.json())
+      errors.push_back(fmt::format("{}: got {}, but the data was prepared with {}", node.place(), now.json(), was.json()));
   }
 }
-
 
 Policies policies_of(const ConfigNode& data, const Policies& fitted) {
   ConfigNode only = ConfigNode::map();
@@ -86,9 +86,8 @@ DataSet load_data(const ConfigNode& data) {
 
 DataSet load_data(const ConfigNode& data, std::shared_ptr<Preprocessor> fitted) {
   TAPEFORMER_ASSERT(fitted != nullptr, "load_data needs a fitted preprocessor");
-  resolve_data_config(data);
   std::vector<std::string> errors;
-  compare(data, fitted->settings(), errors);
+  compare(data, resolve_data_config(data), fitted->settings(), errors);
   if (!errors.empty()) throw ConfigError(join(errors, "\n"));
   DataSet set;
   set.preprocessor = std::move(fitted);

@@ -11,10 +11,12 @@ struct LoaderConfig {
   i64 batch_size = 32;        // samples a batch; with token_budget: at most so many
   i64 token_budget = 0;       // > 0: batches of similar length holding at most so many positions, padding included
   i64 bucket = 0;             // samples of similar length are batched together within windows of this many batches; 0 = no bucketing
+                              // (with a token budget: windows of 50 batches)
   bool shuffle = true;
   bool augment = true;        // pass an augmentation key to Dataset::get
   int prefetch = 2;           // batches prepared ahead on background threads (std::jthread); 0 = none
-  i64 rank = 0, ranks = 1;    // this process gets batches n with n mod ranks = rank
+  i64 rank = 0, ranks = 1;    // gets batches n with n mod ranks = rank; a Cursor counts these. Shuffled, each rank
+                              // has equally many: a rest of fewer than `ranks` batches is left out of the epoch
 };
 
 struct Cursor {
