@@ -1,5 +1,8 @@
 // dry_run.cpp: what a run will take, measured on a few steps whose result is thrown away.
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
 
 #include "core/counters.h"
 #include "core/parallel.h"
@@ -61,6 +64,14 @@ void validate_largest(const Session& s) {
   (void)s.model->forward(batch, {.rows = batch.rows});
 }
 
+// What saving needs is part of the peak; the file is removed again.
+void save_once(const Session& s, const TrainState& state) {
+  const std::string path = (std::filesystem::temp_directory_path() / fmt::format("tapeformer_dry_run_{}.h5", ::getpid())).string();
+  save_checkpoint(path, {*s.model, s.optimizer.get(), s.ema.get(), state, s.data.preprocessor.get(), s.resolved});
+  { const Checkpoint read_back(path); }
+  std::filesystem::remove(path);
+}
+
 }  // namespace
 
 std::string dry_run(const RunOptions& o) {
@@ -78,6 +89,7 @@ std::string dry_run(const RunOptions& o) {
   state.cursor = t.loader().largest_batch(0);
   (void)t.step(state);
   validate_largest(s);
+  save_once(s, state);
   out += fmt::format("steps                  {} ({} an epoch, {} {} a step)\n", t.total_steps(), t.steps_in_epoch(0), config.train.accumulate,
                      config.train.accumulate == 1 ? "batch" : "batches");
   out += fmt::format("arithmetic a step      {}FLOP in matrix products and attention\n", human(each));

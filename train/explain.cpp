@@ -7,8 +7,8 @@
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "train/config.h"
-#if __has_include("attention/attention_layer.h")
-#include "attention/attention_layer.h"
+#if __has_include("attention/attention.h")
+#include "attention/attention.h"
 #define TAPEFORMER_HAS_ATTENTION_REGISTRY
 #endif
 
@@ -23,6 +23,15 @@ struct Group {                                   // "optim": its types and what 
 
 std::string no_summary(const std::string&) { return ""; }
 
+#ifdef TAPEFORMER_HAS_ATTENTION_REGISTRY
+std::string explain_attention(const std::string& type) {
+  const AttentionEntry& e = attention_registry().get(type);
+  const auto line = [](const char* what, const char* text) { return *text ? fmt::format("{:<8} {}\n", what, text) : std::string(); };
+  return line("formula", e.info.formula) + line("paper", e.info.paper) + line("cost", e.info.cost) + line("example", e.info.example) +
+         fmt::format("{:<8} {}\n", "causal", e.info.causal ? "yes" : "no") + format_help(e.explain());
+}
+#endif
+
 std::map<std::string, Group> groups() {
   std::map<std::string, Group> g;
   g["data"] = {"kinds of data", data_types(), no_summary, [](const std::string& t) { return explain_data_config(t); }};
@@ -32,6 +41,10 @@ std::map<std::string, Group> groups() {
                 [](const std::string& t) { return format_help(optimizer_registry().get(t).explain()); }};
   g["schedule"] = {"schedules", schedule_registry().names(), [](const std::string& t) { return schedule_registry().get(t).summary; },
                    [](const std::string& t) { return format_help(schedule_registry().get(t).explain()); }};
+#ifdef TAPEFORMER_HAS_ATTENTION_REGISTRY
+  g["attention"] = {"attention variants, for model.attention", attention_registry().names(),
+                    [](const std::string& t) { return std::string(attention_registry().get(t).info.summary); }, explain_attention};
+#endif
   return g;
 }
 

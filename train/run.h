@@ -19,7 +19,7 @@ struct RunOptions {
 RunConfig load_run_config(const RunOptions&);    // file, --set, defaults; ConfigError lists all mistakes
 // Trains until the end, or until SIGTERM or SIGINT: then 128 + the signal's number, else 0.
 int run_training(const RunOptions&);
-// Data, parameters by layer, arithmetic of a step, predicted peak memory; trains nothing that lasts and writes no file.
+// Data, parameters by layer, arithmetic of a step, predicted peak memory; trains nothing that lasts.
 std::string dry_run(const RunOptions&);
 
 // Everything of a run but its state.
