@@ -110,12 +110,12 @@ struct Scale final : Node {
   double factor, shift;
   SavedTensor x;   // only when that costs nothing: then the output need not be kept either
   Scale(const Tensor& x_, double f, double s) : factor(f), shift(s) {
-    const Node* source = Tape::current()->node(x_.grad_ref());
-    if (source && source->can_replay()) x = SavedTensor(x_);
+    if (is_replayable(x_)) x = SavedTensor(x_);
   }
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override { return {scale(dy, factor)}; }
-  bool can_replay() const override { return x.defined(); }
+  bool can_replay() const override { return x.free_to_keep(); }
+  int replay_depth() const override { return x.replay_depth() + 1; }
   Tensor replay() const override { return scale(x.get(kName), factor, shift); }
 };
 
@@ -157,6 +157,7 @@ struct UnaryNode final : Node {      // keeps its input; whoever needs its outpu
     return {dx};
   }
   bool can_replay() const override { return true; }
+  int replay_depth() const override { return x.replay_depth() + 1; }
   Tensor replay() const override { return run_unary(f, x.get(name()), name()); }
 };
 
@@ -302,6 +303,8 @@ Tensor greater_equal(const Tensor& a, const Tensor& b) { return compare("greater
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   if (condition.dtype() != DType::U8) throw ShapeError(fmt::format("[where] the condition is {}, expected u8", name_of(condition.dtype())));
+  if (a.dtype() != b.dtype())
+    throw ShapeError(fmt::format("[where] element types differ: got {} and {}", name_of(a.dtype()), name_of(b.dtype())));
   const Shape shape = broadcast(condition.shape(), broadcast(a.shape(), b.shape(), "where"), "where");
   return record<Where>(select(condition, a, b, shape), {&a, &b}, condition.expand(shape), a.shape(), b.shape());
 }
