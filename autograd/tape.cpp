@@ -25,6 +25,8 @@ Tape::~Tape() {
   current_tape = outer_;
 }
 
+std::size_t Tape::size() const { return entries_.size(); }
+
 Tape* Tape::current() { return current_tape; }
 
 Tensor Tape::push(Tensor y, std::unique_ptr<Node> node, std::vector<GradRef> inputs) {

@@ -61,7 +61,7 @@ class Tape {
 
   const Options& options() const { return options_; }
   std::uint64_t id() const { return id_; }
-  std::size_t size() const { return entries_.size(); }
+  std::size_t size() const;
   std::size_t saved_bytes() const { return saved_bytes_; }   // bytes kept for backward
   void allow_leaves(std::span<Parameter* const>);            // leaf() of any other parameter throws (recompute)
 

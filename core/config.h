@@ -116,7 +116,7 @@ void check(const ConfigNode&, const std::string& value, const OneOf&);
 class FieldReader {
  public:
   explicit FieldReader(const ConfigNode& node) : node_(node) {}
-  template <class T> void operator()(const char* key, T& value, const char* help) { read(key, value, nullptr); }
+  template <class T> void operator()(const char* key, T& value, const char* help) { read(key, value, static_cast<const void*>(nullptr)); }
   template <class T, class Check> void operator()(const char* key, T& value, const Check& check, const char* help) {
     read(key, value, &check);
   }

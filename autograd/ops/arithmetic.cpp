@@ -241,7 +241,19 @@ struct MaskRows final : Node {
   Grads backward(const Tensor& dy) override { return {masked(dy, mask)}; }
 };
 
+struct StraightThrough final : Node {
+  static constexpr std::string_view kName = "straight_through";
+  std::string_view name() const override { return kName; }
+  Grads backward(const Tensor& dy) override { return {dy}; }
+};
+
 }  // namespace
+
+Tensor straight_through(const Tensor& value, const Tensor& soft) {
+  if (value.shape() != soft.shape() || value.dtype() != soft.dtype())
+    throw ShapeError(fmt::format("[straight_through] got {} and {}, expected the same shape and type", value.shape().str(), soft.shape().str()));
+  return record<StraightThrough>(value.detach(), {&soft});
+}
 
 Tensor add(const Tensor& a, const Tensor& b) { return record<Add>(apply("add", Binary::Add, a, b), {&a, &b}, a.shape(), b.shape()); }
 Tensor sub(const Tensor& a, const Tensor& b) { return record<Sub>(apply("sub", Binary::Sub, a, b), {&a, &b}, a.shape(), b.shape()); }

@@ -1,0 +1,11 @@
+// word_splitter.h: where words begin and end. A word is a run of letters, digits, combining marks and inner
+// apostrophes; other marks and ideographs stand alone; English endings split off by a blank ('s, n't, 'll) stay whole.
+#pragma once
+#include <string_view>
+#include <vector>
+
+namespace tapeformer {
+
+std::vector<std::string_view> split_words(std::string_view utf8);
+
+}  // namespace tapeformer

@@ -1,0 +1,119 @@
+#include "optim/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/kernels/elementwise.h"
+
+namespace tapeformer {
+
+void Optimizer::attach(std::span<Parameter* const> parameters) {
+  TAPEFORMER_ASSERT(attached_.empty(), "an optimizer is attached once");
+  for (Parameter* p : parameters) {
+    if (!p->trainable) continue;
+    if (p->value.dtype() != DType::F32)
+      throw ShapeError(fmt::format("[optimizer] parameter '{}' has element type {}, expected f32", p->name, name_of(p->value.dtype())));
+    Attached a{p, slots(*p), {}};
+    for (const Slot& s : a.slots) a.state.push_back(Tensor::zeros(s.shape));
+    attached_.push_back(std::move(a));
+  }
+}
+
+void Optimizer::step(double lr, i64 number) {
+  for (Attached& a : attached_)
+    if (a.parameter->grad.defined()) update(*a.parameter, a.state, {lr, number});
+}
+
+void Optimizer::visit_state(const Visit& visit) {
+  for (Attached& a : attached_)
+    for (std::size_t i = 0; i < a.slots.size(); ++i) visit(a.parameter->name, a.slots[i].name, a.state[i]);
+}
+
+Registry<OptimizerEntry>& optimizer_registry() {
+  static Registry<OptimizerEntry> registry("optimizer");
+  return registry;
+}
+
+namespace {
+
+std::string type_of(const ConfigNode& optim) {
+  std::string type = "adamw";
+  if (optim && !optim.is_map() && !optim.is_null()) detail::fail(optim, "'" + optim.text() + "'", "a section with keys");
+  if (const ConfigNode& n = optim["type"]) {
+    detail::read_scalar(n, type);
+    detail::check(n, type, OneOf(optimizer_registry().names()));
+  }
+  return type;
+}
+
+}  // namespace
+
+std::unique_ptr<Optimizer> build_optimizer(const ConfigNode& optim, std::span<Parameter* const> parameters) {
+  std::unique_ptr<Optimizer> o = optimizer_registry().get(type_of(optim)).build(optim);
+  o->attach(parameters);
+  return o;
+}
+
+ConfigNode resolve_optimizer_config(const ConfigNode& optim) {
+  const std::string type = type_of(optim);
+  const ConfigNode fields = optimizer_registry().get(type).resolve(optim);
+  ConfigNode out = ConfigNode::map();
+  out.set("type", detail::write_node(type));
+  for (const auto& [key, value] : fields.entries()) out.set(key, value);
+  return out;
+}
+
+double grad_norm(std::span<Parameter* const> parameters) {
+  double sum = 0;
+  for (const Parameter* p : parameters)
+    if (p->grad.defined()) sum += kernels::sum_of_squares(p->grad.ptr<float>(), p->grad.numel());
+  return std::sqrt(sum);
+}
+
+void scale_grads(std::span<Parameter* const> parameters, double factor) {
+  const float f = static_cast<float>(factor);
+  for (Parameter* p : parameters) {
+    if (!p->grad.defined()) continue;
+    float* g = p->grad.mut_ptr<float>();
+    sweep(*p, [&](i64 begin, i64 end) {
+      for (i64 i = begin; i < end; ++i) g[i] *= f;
+    });
+  }
+}
+
+double clip_grad_norm(std::span<Parameter* const> parameters, double limit) {
+  const double norm = grad_norm(parameters);
+  if (limit > 0 && norm > limit && std::isfinite(norm)) scale_grads(parameters, limit / norm);
+  return norm;
+}
+
+void zero_grad(std::span<Parameter* const> parameters) {
+  for (Parameter* p : parameters) p->grad = Tensor();
+}
+
+Ema::Ema(std::span<Parameter* const> parameters, double decay) : parameters_(parameters.begin(), parameters.end()), decay_(decay) {
+  for (const Parameter* p : parameters_) average_.push_back(p->value.clone());
+}
+
+void Ema::update(i64 number) {
+  const double d = std::min(decay_, (1.0 + static_cast<double>(number)) / (10.0 + static_cast<double>(number)));
+  const float rest = static_cast<float>(1 - d);
+  for (std::size_t k = 0; k < parameters_.size(); ++k) {
+    const float* w = parameters_[k]->value.ptr<float>();
+    float* e = average_[k].mut_ptr<float>();
+    sweep(*parameters_[k], [&](i64 begin, i64 end) {
+      for (i64 i = begin; i < end; ++i) e[i] += rest * (w[i] - e[i]);
+    });
+  }
+}
+
+void Ema::swap() {
+  for (std::size_t k = 0; k < parameters_.size(); ++k) std::swap(parameters_[k]->value, average_[k]);
+}
+
+void Ema::visit(const std::function<void(const std::string&, Tensor&)>& f) {
+  for (std::size_t k = 0; k < parameters_.size(); ++k) f(parameters_[k]->name, average_[k]);
+}
+
+}  // namespace tapeformer
