@@ -11,11 +11,13 @@
 namespace tapeformer {
 
 struct ConfigParser {
-  static ConfigNode convert(const YAML::Node& y, const std::string& path, const std::shared_ptr<const std::string>& file, int depth = 0) {
+  static constexpr int kMaxNodes = 1000000;   // aliases are copied: a few lines could ask for billions
+  static ConfigNode convert(const YAML::Node& y, const std::string& path, const std::shared_ptr<const std::string>& file, int& count, int depth = 0) {
     ConfigNode n;
     n.path_ = path;
     n.file_ = file;
     n.line_ = y.Mark().line + 1;
+    if (++count > kMaxNodes) throw ConfigError(fmt::format("{}: holds more than {} values", n.place(), kMaxNodes));
     if (depth > 64) throw ConfigError(n.place() + ": nested deeper than 64 levels");
     switch (y.Type()) {
       case YAML::NodeType::Undefined: break;
@@ -28,14 +30,14 @@ struct ConfigParser {
       case YAML::NodeType::Sequence:
         n.kind_ = ConfigNode::Kind::Sequence;
         for (std::size_t i = 0; i < y.size(); ++i)
-          n.items_.push_back(convert(y[i], fmt::format("{}[{}]", path, i), file, depth + 1));
+          n.items_.push_back(convert(y[i], fmt::format("{}[{}]", path, i), file, count, depth + 1));
         break;
       case YAML::NodeType::Map:
         n.kind_ = ConfigNode::Kind::Map;
         for (const auto& entry : y) {
           if (!entry.first.IsScalar()) throw ConfigError(n.place() + ": a key must be plain text");
           const std::string key = entry.first.Scalar();
-          ConfigNode value = convert(entry.second, path.empty() ? key : path + "." + key, file, depth + 1);
+          ConfigNode value = convert(entry.second, path.empty() ? key : path + "." + key, file, count, depth + 1);
           if (n[key]) throw ConfigError(value.place() + ": the key stands twice, first in line " + std::to_string(n[key].line_));
           n.entries_.emplace_back(key, std::move(value));
         }
@@ -67,7 +69,8 @@ struct ConfigParser {
 
 ConfigNode ConfigNode::parse(const std::string& text, const std::string& name) {
   try {
-    ConfigNode n = ConfigParser::convert(YAML::Load(text), "", std::make_shared<const std::string>(name));
+    int count = 0;
+    ConfigNode n = ConfigParser::convert(YAML::Load(text), "", std::make_shared<const std::string>(name), count);
     if (!n || n.is_null()) return map();
     return n;
   } catch (const YAML::Exception& e) {
@@ -132,6 +135,7 @@ ConfigNode& ConfigNode::push_back(ConfigNode value) {
 }
 
 void ConfigNode::set_path(const std::string& dotted, const std::string& yaml_value) {
+  ConfigNode value = parse("v: " + yaml_value, "--set")["v"];
   ConfigNode* at = this;
   std::size_t start = 0;
   while (true) {
@@ -154,7 +158,6 @@ void ConfigNode::set_path(const std::string& dotted, const std::string& yaml_val
     }
     if (dot == std::string::npos) {
       const std::string path = next->path_;
-      ConfigNode value = parse("v: " + yaml_value, "--set")["v"];
       *next = std::move(value);
       next->set_places(path);
       next->line_ = 0;
@@ -204,7 +207,9 @@ bool is_json_number_or_bool(const std::string& s) {
   if (error != std::errc{} || end != s.data() + s.size() || !std::isfinite(x)) return false;
   const std::string body = s[0] == '-' ? s.substr(1) : s;
   if (body.size() > 1 && body[0] == '0' && std::isdigit(static_cast<unsigned char>(body[1]))) return false;
-  return std::isdigit(static_cast<unsigned char>(body[0])) && body.back() != '.';
+  const std::size_t point = body.find('.');
+  const bool digit_after = point == std::string::npos || (point + 1 < body.size() && std::isdigit(static_cast<unsigned char>(body[point + 1])));
+  return std::isdigit(static_cast<unsigned char>(body[0])) && digit_after;
 }
 
 }  // namespace
@@ -252,7 +257,7 @@ std::string shown(const ConfigNode& n) {
 template <class T> T number(const ConfigNode& n, const char* expected) {
   T x{};
   const std::string& s = n.text();
-  const char* first = s.data() + (!s.empty() && s[0] == '+');
+  const char* first = s.data() + (s.size() > 1 && s[0] == '+' && s[1] != '-');
   const auto [end, error] = std::from_chars(first, s.data() + s.size(), x);
   if (!n.is_scalar() || n.quoted() || error != std::errc{} || end != s.data() + s.size()) fail(n, shown(n), expected);
   return x;

@@ -53,7 +53,7 @@ hid_t native(DType t) {
 DType stored_type(hid_t type, const std::string& file, const std::string& path) {
   const std::size_t size = H5Tget_size(type);
   if (H5Tget_class(type) == H5T_FLOAT) return size > 4 ? DType::F64 : DType::F32;
-  if (H5Tget_class(type) == H5T_ENUM) return DType::U8;  // h5py stores bool so
+  if (H5Tget_class(type) == H5T_ENUM && size == 1) return DType::U8;  // h5py stores bool so
   if (H5Tget_class(type) != H5T_INTEGER) fail(file, path + ": holds neither numbers nor booleans");
   if (size == 1 && H5Tget_sign(type) == H5T_SGN_NONE) return DType::U8;
   return size == 4 && H5Tget_sign(type) == H5T_SGN_2 ? DType::I32 : DType::I64;
@@ -112,6 +112,9 @@ Tensor Hdf5File::read(const std::string& path) const {
   std::vector<hsize_t> dims(static_cast<std::size_t>(rank));
   H5Sget_simple_extent_dims(space, dims.data(), nullptr);
   Shape shape;
+  double elements = 1;
+  for (hsize_t d : dims) elements *= static_cast<double>(d);
+  if (elements > 0x1p40) fail(path_, fmt::format("{}: claims {} elements (damaged?)", path, elements));
   for (hsize_t d : dims) shape.push_back(static_cast<i64>(d));
   const DType dtype = stored_type(type, path_, path);
   Tensor t = Tensor::empty(shape, dtype);
@@ -169,9 +172,15 @@ void write_scalar_attribute(hid_t file, const std::string& path, const std::stri
 
 }  // namespace
 
+namespace {
+
+std::string text_path(const std::string& path, const std::string& name) { return "/text" + (path == "/" ? "" : path) + "/" + name; }
+
+}  // namespace
+
 void Hdf5File::write_attribute(const std::string& path, const std::string& name, const std::string& value) {
   if (value.size() > 32000) {  // attributes are limited to 64 KiB: long text becomes a dataset of bytes
-    write("/text/" + name, Tensor::from<std::uint8_t>(
+    write(text_path(path, name), Tensor::from<std::uint8_t>(
                                std::span(reinterpret_cast<const std::uint8_t*>(value.data()), value.size()), {static_cast<i64>(value.size())}));
     return;
   }
@@ -193,12 +202,12 @@ void Hdf5File::write_attribute(const std::string& path, const std::string& name,
 
 bool Hdf5File::has_attribute(const std::string& path, const std::string& name) const {
   const Handle object(H5Oopen(id_, path.c_str(), H5P_DEFAULT), H5Oclose);
-  return (object.valid() && H5Aexists(object, name.c_str()) > 0) || exists("/text/" + name);
+  return (object.valid() && H5Aexists(object, name.c_str()) > 0) || exists(text_path(path, name));
 }
 
 std::string Hdf5File::read_text(const std::string& path, const std::string& name) const {
-  if (exists("/text/" + name)) {
-    const Tensor t = read("/text/" + name);
+  if (exists(text_path(path, name))) {
+    const Tensor t = read(text_path(path, name));
     const auto bytes = t.data<std::uint8_t>();
     return {bytes.begin(), bytes.end()};
   }
@@ -290,11 +299,12 @@ void save_checked(const std::string& path, const std::function<void(Hdf5File&)>&
 Hdf5File open_checked(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) fail(path, "no such file");
-  std::string head(kMagic.size() + 32, '\0');
+  std::string head(kUserBlock, '\0');
   in.read(head.data(), static_cast<std::streamsize>(head.size()));
   if (static_cast<std::size_t>(in.gcount()) != head.size() || head.compare(0, kMagic.size(), kMagic) != 0)
     fail(path, "is not a file that this program saved, or its start is damaged");
-  if (head.substr(kMagic.size()) != hash_after_block(path)) fail(path, "is damaged: its content does not match its checksum");
+  const std::string stamp = std::string(kMagic) + hash_after_block(path) + "\n";
+  if (head != stamp + std::string(kUserBlock - stamp.size(), '\0')) fail(path, "is damaged: its content does not match its checksum");
   return Hdf5File::open(path);
 }
 

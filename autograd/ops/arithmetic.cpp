@@ -162,7 +162,10 @@ struct UnaryNode final : Node {      // keeps its input; whoever needs its outpu
 };
 
 Tensor unary(Unary f, const Tensor& x) {
-  return record<UnaryNode>(run_unary(f, x, kUnaryNames[static_cast<int>(f)]), {&x}, f, x);
+  const std::string_view name = kUnaryNames[static_cast<int>(f)];
+  Tensor y = run_unary(f, x, name);
+  if (const Tape* tape = Tape::current(); tape && tape->options().check_finite && !x.grad_ref()) check_finite_output(y, name);
+  return record<UnaryNode>(std::move(y), {&x}, f, x);
 }
 
 template <class F> Tensor compare(std::string_view op, const Tensor& a, const Tensor& b, F&& f) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "core/parallel.h"
@@ -32,10 +33,17 @@ template <class D, class V> HWY_INLINE V erf(D d, V x) {
   return hn::Div(hn::Mul(x, p), q);
 }
 
+// The vector library's exponential wraps around far above the largest result and is not meant for arguments far below the smallest one.
+template <class D, class V> HWY_INLINE V exponential(D d, V x) {
+  const V high = hn::Set(d, 88.722839f);
+  const V e = hn::Exp(d, hn::Max(hn::Min(x, high), hn::Set(d, -150.0f)));
+  return hn::IfThenElse(hn::Gt(x, high), hn::Set(d, std::numeric_limits<float>::infinity()), e);
+}
+template <class D, class V> HWY_INLINE V decay(D d, V x) { return hn::Exp(d, hn::Max(x, hn::Set(d, -150.0f))); }   // exp(x) for x <= 0
+
 template <class D, class V> HWY_INLINE V sigmoid(D d, V x) {
-  const V one = hn::Set(d, 1.0f);
-  const V e = hn::Exp(d, hn::Max(hn::Neg(x), hn::Set(d, -87.0f)));   // exp(-x), 0 < e; overflow to inf gives 0 below
-  return hn::Div(one, hn::Add(one, hn::Min(e, hn::Set(d, 1e38f))));
+  const V one = hn::Set(d, 1.0f), e = decay(d, hn::Neg(hn::Abs(x)));
+  return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e));
 }
 
 template <class D, class V> HWY_INLINE V tanh_gelu_inner(D d, V x) {
@@ -53,10 +61,10 @@ template <Unary F, class D, class V> HWY_INLINE V value(D d, V x) {
   if constexpr (F == Unary::Sigmoid) return sigmoid(d, x);
   if constexpr (F == Unary::Elu) return hn::IfThenElse(hn::Gt(x, zero), x, hn::Expm1(d, hn::Max(hn::Min(x, zero), hn::Set(d, -87.0f))));
   if constexpr (F == Unary::Softplus) {
-    const V e = hn::Exp(d, hn::Max(hn::Neg(hn::Abs(x)), hn::Set(d, -87.0f)));
+    const V e = decay(d, hn::Neg(hn::Abs(x)));
     return hn::Add(hn::Max(x, zero), hn::Log1p(d, e));
   }
-  if constexpr (F == Unary::Exp) return hn::Exp(d, x);
+  if constexpr (F == Unary::Exp) return exponential(d, x);
   if constexpr (F == Unary::Sqrt) return hn::Sqrt(x);
   if constexpr (F == Unary::Neg) return hn::Neg(x);
   if constexpr (F == Unary::Abs) return hn::Abs(x);
@@ -67,10 +75,11 @@ template <Unary F, class D, class V> HWY_INLINE V slope(D d, V x) {
   if constexpr (F == Unary::Relu) return hn::IfThenElse(hn::Gt(x, zero), one, zero);
   if constexpr (F == Unary::Gelu) {
     const V phi = hn::Mul(half, hn::Add(one, erf(d, hn::Mul(x, hn::Set(d, 0.70710678118654752f)))));
-    const V density = hn::Mul(hn::Set(d, 0.3989422804014327f), hn::Exp(d, hn::Max(hn::Mul(hn::Mul(x, x), hn::Set(d, -0.5f)), hn::Set(d, -87.0f))));
+    const V density = hn::Mul(hn::Set(d, 0.3989422804014327f), decay(d, hn::Mul(hn::Mul(x, x), hn::Set(d, -0.5f))));
     return hn::MulAdd(x, density, phi);
   }
   if constexpr (F == Unary::GeluTanh) {
+    x = hn::Max(hn::Min(x, hn::Set(d, 20.0f)), hn::Set(d, -20.0f));   // beyond, the slope is exactly 0 or 1, and x^2 may overflow
     const V t = hn::Tanh(d, tanh_gelu_inner(d, x));
     const V inner = hn::Mul(hn::Set(d, 0.7978845608028654f), hn::MulAdd(hn::Set(d, 3 * 0.044715f), hn::Mul(x, x), one));
     return hn::MulAdd(hn::Mul(half, x), hn::Mul(hn::NegMulAdd(t, t, one), inner), hn::Mul(half, hn::Add(one, t)));
@@ -87,9 +96,9 @@ template <Unary F, class D, class V> HWY_INLINE V slope(D d, V x) {
     const V s = sigmoid(d, x);
     return hn::Mul(s, hn::Sub(one, s));
   }
-  if constexpr (F == Unary::Elu) return hn::IfThenElse(hn::Gt(x, zero), one, hn::Exp(d, hn::Max(hn::Min(x, zero), hn::Set(d, -87.0f))));
+  if constexpr (F == Unary::Elu) return hn::IfThenElse(hn::Gt(x, zero), one, decay(d, hn::Min(x, zero)));
   if constexpr (F == Unary::Softplus) return sigmoid(d, x);
-  if constexpr (F == Unary::Exp) return hn::Exp(d, x);
+  if constexpr (F == Unary::Exp) return exponential(d, x);
   if constexpr (F == Unary::Sqrt) return hn::Div(half, hn::Sqrt(x));
   if constexpr (F == Unary::Neg) return hn::Set(d, -1.0f);
   if constexpr (F == Unary::Abs) return hn::IfThenElse(hn::Gt(x, zero), one, hn::IfThenElse(hn::Lt(x, zero), hn::Set(d, -1.0f), zero));
@@ -267,6 +276,7 @@ template <class T> T unary_slope(Unary f, T x) {
     case Unary::Gelu:
       return T(0.5) * (1 + std::erf(x * T(0.70710678118654752440))) + x * T(0.39894228040143267794) * std::exp(-x * x / 2);
     case Unary::GeluTanh: {
+      if (std::abs(x) > 40) return x > 0 ? T(1) : T(0);
       const T t = std::tanh(c * (x + T(0.044715) * x * x * x));
       return T(0.5) * (1 + t) + T(0.5) * x * (1 - t * t) * c * (1 + 3 * T(0.044715) * x * x);
     }

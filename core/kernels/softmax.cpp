@@ -19,7 +19,12 @@ HWY_BEFORE_NAMESPACE();
 namespace tapeformer::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// y[i] = exp(x[i] - shift); returns the sum of y.
+// exp(x) for x <= 0; NaN goes through, which the vector library's exponential would turn into a number.
+template <class D, class V> HWY_INLINE V decay(D d, V x) {
+  return hn::IfThenElse(hn::Eq(x, x), hn::Exp(d, hn::Max(x, hn::Set(d, -150.0f))), x);
+}
+
+// y[i] = exp(x[i] - shift), x[i] <= shift; returns the sum of y.
 float exp_row(const float* x, float shift, i64 n, float* y) {
   const hn::ScalableTag<float> d;
   const i64 lanes = static_cast<i64>(hn::Lanes(d));
@@ -27,7 +32,7 @@ float exp_row(const float* x, float shift, i64 n, float* y) {
   auto sum = hn::Zero(d);
   i64 i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto e = hn::Exp(d, hn::Sub(hn::LoadU(d, x + i), s));
+    const auto e = decay(d, hn::Sub(hn::LoadU(d, x + i), s));
     hn::StoreU(e, d, y + i);
     sum = hn::Add(sum, e);
   }
@@ -35,7 +40,7 @@ float exp_row(const float* x, float shift, i64 n, float* y) {
   if (i < n) {
     HWY_ALIGN float buffer[HWY_MAX_BYTES / 4] = {};
     std::memcpy(buffer, x + i, static_cast<std::size_t>(n - i) * 4);
-    hn::Store(hn::Exp(d, hn::Sub(hn::Load(d, buffer), s)), d, buffer);
+    hn::Store(decay(d, hn::Sub(hn::Load(d, buffer), s)), d, buffer);
     std::memcpy(y + i, buffer, static_cast<std::size_t>(n - i) * 4);
     for (i64 t = 0; t < n - i; ++t) total += buffer[t];
   }
