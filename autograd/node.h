@@ -8,9 +8,10 @@
 namespace tapeformer {
 
 enum class Keep { MayRound, Exact };
+inline constexpr int kMaxReplay = 4;   // ops run again, one inside the other, to give back one value
 
 // A tensor kept for backward. Where the tensor is the cheap output of a recorded op (a norm, an activation), only the reference is kept and
-// the op runs again in backward, with the same bits. get() throws when the tensor was modified in place meanwhile.
+// the op runs again in backward, with the same bits; a chain of such ops is cut after kMaxReplay of them, so that backward stays linear. get() throws when the tensor was modified in place meanwhile.
 class SavedTensor {
  public:
   SavedTensor() = default;
@@ -18,6 +19,7 @@ class SavedTensor {
   Tensor get(std::string_view op) const;
   bool defined() const { return tensor_.defined() || replay_; }
   bool free_to_keep() const { return replay_; }    // costs no memory
+  int replay_depth() const { return replay_ ? depth_ : 0; }
 
  private:
   Tensor tensor_;
@@ -26,7 +28,10 @@ class SavedTensor {
   GradRef source_;
   const Tape* tape_ = nullptr;
   bool replay_ = false;
+  int depth_ = 0;
 };
+
+bool is_replayable(const Tensor&);     // a SavedTensor of it costs no memory
 
 // y unchanged when no tape is open or no input is recorded; otherwise y with an entry on the tape. Node is built only when needed.
 bool recording(std::initializer_list<const Tensor*> inputs);

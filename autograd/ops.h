@@ -58,7 +58,7 @@ Tensor mean(const Tensor& x, std::vector<int> axes = {}, bool keep = false);
 Tensor max(const Tensor& x, int axis, bool keep = false);  // the first of equal maxima gets the gradient
 Tensor cumsum(const Tensor& x, int axis);
 Tensor softmax(const Tensor& x, const Tensor& keep = {});  // last axis; keep: u8 [..., n], 0 = weight exactly 0
-Tensor log_softmax(const Tensor& x);                       // last axis
+Tensor log_softmax(const Tensor& x, const Tensor& keep = {});   // last axis; columns with keep 0 give 0 and take no part
 
 // Norms over the last axis.
 Tensor layer_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, double eps = 1e-5);
@@ -118,5 +118,22 @@ struct AttentionOptions {
   std::span<const i64> rows;                               // global sample indices
 };
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& = {});    // [B,H,N,d] [.,.,M,d] [.,.,M,dv]; batch and head axes of k, v may be 1
+
+// o_i = sum_j (q_i.k_j) v_j / (sum_j q_i.k_j + eps) over real keys j (j <= i when causal), in time N d dv (core/kernels/linear_attention.h).
+// q and k are features already, not negative when normalize is on. Padded rows give 0.
+struct LinearAttentionOptions {
+  Tensor mask;                                             // u8 [B, N], 1 = real
+  bool causal = false, normalize = true;
+  double eps = 1e-6, scale = 1;                            // scale: instead of the denominator when normalize is off
+  i64 chunk = 64;
+  Tensor S0, z0;                                           // [B,H,d,dv], [B,H,d]: the state to start from; causal only
+};
+struct LinearAttentionState {
+  Tensor S, z;
+};
+Tensor linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const LinearAttentionOptions& = {}, LinearAttentionState* last = nullptr);
+
+// `value` forward; the gradient goes to `soft` unchanged (Bengio et al. 2013, straight-through estimator).
+Tensor straight_through(const Tensor& value, const Tensor& soft);
 
 }  // namespace tapeformer::ops

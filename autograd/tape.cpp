@@ -172,17 +172,22 @@ DTypeScope::~DTypeScope() { current_dtype = previous_; }
 
 // ---- SavedTensor and record ----
 
+bool is_replayable(const Tensor& t) {
+  const Tape* tape = Tape::current();
+  const Node* node = tape ? tape->node(t.grad_ref()) : nullptr;
+  return node && node->can_replay() && node->replay_depth() <= kMaxReplay;
+}
+
 SavedTensor::SavedTensor(const Tensor& t, Keep keep) {
   if (!t.defined()) return;
   Tape* tape = Tape::current();
   dtype_ = t.dtype();
-  if (tape) {
-    if (const Node* node = tape->node(t.grad_ref()); node && node->can_replay()) {
-      replay_ = true;
-      source_ = t.grad_ref();
-      tape_ = tape;
-      return;
-    }
+  if (is_replayable(t)) {
+    replay_ = true;
+    depth_ = tape->node(t.grad_ref())->replay_depth();
+    source_ = t.grad_ref();
+    tape_ = tape;
+    return;
   }
   const bool round = keep == Keep::MayRound && tape && tape->options().save_as == DType::BF16 && t.dtype() == DType::F32;
   tensor_ = round ? t.detach().to(DType::BF16) : t.detach();

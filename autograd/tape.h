@@ -34,6 +34,7 @@ class Node {                             // one recorded op: what backward needs
   // Cheap outputs (norms, activations) are computed again in backward instead of being kept: see SavedTensor.
   virtual bool can_replay() const { return false; }
   virtual Tensor replay() const { return {}; }
+  virtual int replay_depth() const { return 1; }   // ops that replay() runs, one inside the other
 };
 
 class Tape {

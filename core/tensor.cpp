@@ -146,7 +146,10 @@ Tensor Tensor::view(Shape shape) const {
     throw ShapeError(fmt::format("[reshape] got {} for {}, expected the same number of elements", shape.str(), shape_.str()));
   Tensor t = *this;
   Shape strides = contiguous_strides(shape);
-  if (!contiguous() && !strides_for_view(shape_, strides_, shape, strides)) t = clone();
+  if (!contiguous() && !strides_for_view(shape_, strides_, shape, strides)) {
+    t = clone();
+    strides = contiguous_strides(shape);   // what the failed attempt left is no use
+  }
   t.grad_ = grad_;
   t.shape_ = shape;
   t.strides_ = strides;

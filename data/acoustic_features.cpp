@@ -9,7 +9,7 @@
 namespace tapeformer {
 namespace {
 
-constexpr int kDeltaReach = 2;   // frames on either side in the regression for deltas
+constexpr int kDeltaReach = 2;  // frames on either side in the regression for deltas
 
 using Fft = std::unique_ptr<std::remove_pointer_t<kiss_fftr_cfg>, void (*)(void*)>;
 
@@ -33,7 +33,9 @@ std::vector<float> emphasised(std::span<const float> x, double share) {
 void append_delta(std::vector<float>& x, i64 frames, i64 stride, i64 from, i64 dim) {
   double norm = 0;
   for (int k = 1; k <= kDeltaReach; ++k) norm += 2.0 * k * k;
-  const auto at = [&](i64 t, i64 f) { return static_cast<double>(x[static_cast<std::size_t>(std::clamp<i64>(t, 0, frames - 1) * stride + from + f)]); };
+  const auto at = [&](i64 t, i64 f) {
+    return static_cast<double>(x[static_cast<std::size_t>(std::clamp<i64>(t, 0, frames - 1) * stride + from + f)]);
+  };
   for (i64 t = 0; t < frames; ++t)
     for (i64 f = 0; f < dim; ++f) {
       double sum = 0;
@@ -54,20 +56,31 @@ double hertz_to_mel(double f) { return 2595.0 * std::log10(1.0 + f / 700.0); }
 double mel_to_hertz(double m) { return 700.0 * (std::pow(10.0, m / 2595.0) - 1.0); }
 
 FeatureExtractor::FeatureExtractor(const FeatureSettings& s, i64 rate)
-    : settings_(s), rate_(rate), window_(std::llround(s.window_ms * 1e-3 * static_cast<double>(rate))),
-      hop_(std::llround(s.hop_ms * 1e-3 * static_cast<double>(rate))), fft_size_(power_of_two(window_)) {
+    : settings_(s),
+      rate_(rate),
+      window_(std::llround(s.window_ms * 1e-3 * static_cast<double>(rate))),
+      hop_(std::llround(s.hop_ms * 1e-3 * static_cast<double>(rate))),
+      fft_size_(power_of_two(window_)) {
   const double nyquist = static_cast<double>(rate) / 2, fmax = s.fmax.value_or(nyquist);
-  if (window_ < 2 || hop_ < 1) throw ConfigError(fmt::format("data.features: a window of {} and a hop of {} samples at {} Hz are too short", window_, hop_, rate));
-  if (fmax > nyquist) throw ConfigError(fmt::format("data.features.fmax: got {}, expected at most half of data.sample_rate, {}", fmax, nyquist));
-  if (s.fmin >= fmax) throw ConfigError(fmt::format("data.features.fmin: got {}, expected less than fmax, {}", s.fmin, fmax));
-  if (s.type == "mfcc" && s.n_mfcc > s.n_mels) throw ConfigError(fmt::format("data.features.n_mfcc: got {}, expected at most n_mels, {}", s.n_mfcc, s.n_mels));
+  if (window_ < 2 || hop_ < 1)
+    throw ConfigError(fmt::format("data.features: a window of {} and a hop of {} samples at {} Hz are too short",
+                                  window_, hop_, rate));
+  if (fmax > nyquist)
+    throw ConfigError(
+        fmt::format("data.features.fmax: got {}, expected at most half of data.sample_rate, {}", fmax, nyquist));
+  if (s.fmin >= fmax)
+    throw ConfigError(fmt::format("data.features.fmin: got {}, expected less than fmax, {}", s.fmin, fmax));
+  if (s.type == "mfcc" && s.n_mfcc > s.n_mels)
+    throw ConfigError(fmt::format("data.features.n_mfcc: got {}, expected at most n_mels, {}", s.n_mfcc, s.n_mels));
   for (i64 i = 0; i < window_; ++i)
-    hann_.push_back(static_cast<float>(0.5 - 0.5 * std::cos(2 * std::numbers::pi * static_cast<double>(i) / static_cast<double>(window_))));
+    hann_.push_back(static_cast<float>(
+        0.5 - 0.5 * std::cos(2 * std::numbers::pi * static_cast<double>(i) / static_cast<double>(window_))));
   make_filters(s.fmin, fmax);
-  for (i64 k = 0; s.type == "mfcc" && k < s.n_mfcc; ++k)   // orthonormal DCT-II
+  for (i64 k = 0; s.type == "mfcc" && k < s.n_mfcc; ++k)  // orthonormal DCT-II
     for (i64 m = 0; m < s.n_mels; ++m)
       cosines_.push_back(std::sqrt((k == 0 ? 1.0 : 2.0) / static_cast<double>(s.n_mels)) *
-                         std::cos(std::numbers::pi * static_cast<double>(k) * (static_cast<double>(m) + 0.5) / static_cast<double>(s.n_mels)));
+                         std::cos(std::numbers::pi * static_cast<double>(k) * (static_cast<double>(m) + 0.5) /
+                                  static_cast<double>(s.n_mels)));
 }
 
 void FeatureExtractor::make_filters(double fmin, double fmax) {
@@ -83,9 +96,11 @@ void FeatureExtractor::make_filters(double fmin, double fmax) {
       any = any || weights[static_cast<std::size_t>(b)] > 0;
     }
     if (!any)
-      throw ConfigError(fmt::format("data.features.n_mels: got {}, but band {} (near {:.0f} Hz) is narrower than the {:.1f} Hz between the "
-                                    "frequencies of a {} sample window; expected fewer bands or a longer window", settings_.n_mels, m,
-                                    mel_to_hertz(left + step), static_cast<double>(rate_) / static_cast<double>(fft_size_), fft_size_));
+      throw ConfigError(fmt::format(
+          "data.features.n_mels: got {}, but band {} (near {:.0f} Hz) is narrower than the {:.1f} Hz between the "
+          "frequencies of a {} sample window; expected fewer bands or a longer window",
+          settings_.n_mels, m, mel_to_hertz(left + step), static_cast<double>(rate_) / static_cast<double>(fft_size_),
+          fft_size_));
     filters_.push_back(std::move(weights));
   }
 }
@@ -108,10 +123,12 @@ void FeatureExtractor::base_features(std::span<const float> signal, float* out, 
   std::vector<double> power(static_cast<std::size_t>(bins)), mels(static_cast<std::size_t>(settings_.n_mels));
   for (i64 t = 0; t < n; ++t) {
     const i64 start = centre_of(t) - window_ / 2;
-    for (i64 i = 0; i < window_; ++i) windowed[static_cast<std::size_t>(i)] = hann_[static_cast<std::size_t>(i)] * mirrored(signal, start + i);
+    for (i64 i = 0; i < window_; ++i)
+      windowed[static_cast<std::size_t>(i)] = hann_[static_cast<std::size_t>(i)] * mirrored(signal, start + i);
     kiss_fftr(fft.get(), windowed.data(), spectrum.data());
     for (std::size_t b = 0; b < power.size(); ++b)
-      power[b] = static_cast<double>(spectrum[b].r) * spectrum[b].r + static_cast<double>(spectrum[b].i) * spectrum[b].i;
+      power[b] =
+          static_cast<double>(spectrum[b].r) * spectrum[b].r + static_cast<double>(spectrum[b].i) * spectrum[b].i;
     for (std::size_t m = 0; m < mels.size(); ++m) {
       double energy = 0;
       for (std::size_t b = 0; b < power.size(); ++b) energy += filters_[m][b] * power[b];
@@ -131,8 +148,10 @@ std::vector<float> FeatureExtractor::operator()(std::span<const float> samples) 
   const i64 n = frames(static_cast<i64>(samples.size())), stride = dim(), base = base_dim();
   std::vector<float> out(static_cast<std::size_t>(n * stride));
   if (n == 0) return out;
-  if (settings_.preemphasis > 0) base_features(emphasised(samples, settings_.preemphasis), out.data(), stride);
-  else base_features(samples, out.data(), stride);
+  if (settings_.preemphasis > 0)
+    base_features(emphasised(samples, settings_.preemphasis), out.data(), stride);
+  else
+    base_features(samples, out.data(), stride);
   for (int d = 0; d < settings_.deltas; ++d) append_delta(out, n, stride, d * base, base);
   return out;
 }

@@ -17,7 +17,8 @@ struct FeatureSettings {
   double preemphasis = 0, floor = 1e-7;
   bool centre = true;
 };
-template <class V> void visit_fields(V& v, FeatureSettings& s) {
+template <class V>
+void visit_fields(V& v, FeatureSettings& s) {
   v("type", s.type, OneOf{"log_mel", "mfcc"}, "log_mel: logarithms of mel band energies; mfcc: their cosine transform");
   v("n_mels", s.n_mels, Range{2, 512}, "mel bands (HTK scale, triangles)");
   v("n_mfcc", s.n_mfcc, Range{1, 512}, "mfcc: coefficients kept, the zeroth included");
@@ -28,19 +29,22 @@ template <class V> void visit_fields(V& v, FeatureSettings& s) {
   v("fmax", s.fmax, Range{1, 1e6}, "upper edge of the highest band in Hz; null = half the sample rate");
   v("preemphasis", s.preemphasis, Range{0, 1}, "subtract this share of the sample before (0.97 is usual, 0 = off)");
   v("floor", s.floor, Range{1e-30, 1}, "added to band energies before the logarithm");
-  v("centre", s.centre, "true: frame i is centred on sample i * hop, the ends are mirrored; false: it starts there, whole windows only");
+  v("centre", s.centre,
+    "true: frame i is centred on sample i * hop, the ends are mirrored; false: it starts there, whole windows only");
 }
 
 // Thread-safe: one extractor serves all threads.
 class FeatureExtractor {
  public:
-  FeatureExtractor(const FeatureSettings&, i64 sample_rate);       // ConfigError when the settings do not fit the rate
-  i64 dim() const;                                                 // F, with deltas
-  i64 base_dim() const;                                            // F without deltas
-  i64 frames(i64 samples) const;                                   // N; 0 when shorter than one window
-  i64 centre_of(i64 frame) const;                                  // sample on which a frame is centred
-  std::vector<float> operator()(std::span<const float> samples) const;   // [N, F], row-major
-  const std::vector<double>& filter(i64 band) const { return filters_.at(static_cast<std::size_t>(band)); }   // weight of each FFT bin
+  FeatureExtractor(const FeatureSettings&, i64 sample_rate);  // ConfigError when the settings do not fit the rate
+  i64 dim() const;                                            // F, with deltas
+  i64 base_dim() const;                                       // F without deltas
+  i64 frames(i64 samples) const;                              // N; 0 when shorter than one window
+  i64 centre_of(i64 frame) const;                             // sample on which a frame is centred
+  std::vector<float> operator()(std::span<const float> samples) const;  // [N, F], row-major
+  const std::vector<double>& filter(i64 band) const {
+    return filters_.at(static_cast<std::size_t>(band));
+  }  // weight of each FFT bin
   i64 fft_size() const { return fft_size_; }
 
  private:
@@ -51,10 +55,10 @@ class FeatureExtractor {
   i64 rate_, window_, hop_, fft_size_;
   std::vector<float> hann_;
   std::vector<std::vector<double>> filters_;
-  std::vector<double> cosines_;                                    // [n_mfcc, n_mels]
+  std::vector<double> cosines_;  // [n_mfcc, n_mels]
 };
 
-double hertz_to_mel(double hertz);                                 // HTK: 2595 log10(1 + f / 700)
+double hertz_to_mel(double hertz);  // HTK: 2595 log10(1 + f / 700)
 double mel_to_hertz(double mel);
 
 }  // namespace tapeformer

@@ -13,7 +13,7 @@
 namespace tapeformer {
 namespace {
 
-struct Entry {                             // a row of a manifest with its features
+struct Entry {  // a row of a manifest with its features
   std::string place, path, label;
   std::vector<PhoneSegment> phones;
   Clip clip;
@@ -23,7 +23,8 @@ std::string beside(const std::string& manifest, const std::string& path) {
   return (std::filesystem::path(manifest).parent_path() / path).string();
 }
 
-void add_entry(const Table& table, const TableRow& row, const AudioSettings& s, std::vector<Entry>& entries, Problems& problems) {
+void add_entry(const Table& table, const TableRow& row, const AudioSettings& s, std::vector<Entry>& entries,
+               Problems& problems) {
   Entry e;
   e.place = table.place(row);
   try {
@@ -31,9 +32,12 @@ void add_entry(const Table& table, const TableRow& row, const AudioSettings& s, 
     const std::string& path = row.fields[table.column(s.columns.path)];
     if (path.empty()) throw DataError(fmt::format("the path (column '{}') is empty", s.columns.path));
     e.path = beside(table.file, path);
-    if (s.labels_frames()) e.phones = read_phones(beside(table.file, row.fields[table.column(s.columns.frames)]));
-    else e.label = row.fields[table.column(s.columns.label)];
-    if (!s.labels_frames() && e.label.empty()) throw DataError(fmt::format("the label (column '{}') is empty", s.columns.label));
+    if (s.labels_frames())
+      e.phones = read_phones(beside(table.file, row.fields[table.column(s.columns.frames)]));
+    else
+      e.label = row.fields[table.column(s.columns.label)];
+    if (!s.labels_frames() && e.label.empty())
+      throw DataError(fmt::format("the label (column '{}') is empty", s.columns.label));
     entries.push_back(std::move(e));
   } catch (const Error& error) {
     problems.add(Fault::Bad, fmt::format("{}: {}", e.place, error.what()));
@@ -41,9 +45,11 @@ void add_entry(const Table& table, const TableRow& row, const AudioSettings& s, 
 }
 
 // The usable rows of a part with their features; the others go to `problems`.
-std::vector<Entry> read_entries(const PartSource& source, const AudioSettings& s, const ClipReader& reader, Problems& problems, std::size_t& total) {
+std::vector<Entry> read_entries(const PartSource& source, const AudioSettings& s, const ClipReader& reader,
+                                Problems& problems, std::size_t& total) {
   std::vector<Entry> entries;
-  for (const Table& table : read_tables(source, "auto", {s.columns.path, s.labels_frames() ? s.columns.frames : s.columns.label})) {
+  for (const Table& table :
+       read_tables(source, "auto", {s.columns.path, s.labels_frames() ? s.columns.frames : s.columns.label})) {
     total += table.rows.size();
     for (const TableRow& row : table.rows) add_entry(table, row, s, entries, problems);
   }
@@ -52,7 +58,8 @@ std::vector<Entry> read_entries(const PartSource& source, const AudioSettings& s
   std::vector<Clip> clips = reader.read_all(paths, s.cache_dir);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     entries[i].clip = std::move(clips[i]);
-    if (!entries[i].clip.problem.empty()) problems.add(entries[i].clip.fault, entries[i].place + ": " + entries[i].clip.problem);
+    if (!entries[i].clip.problem.empty())
+      problems.add(entries[i].clip.fault, entries[i].place + ": " + entries[i].clip.problem);
   }
   std::erase_if(entries, [](const Entry& e) { return !e.clip.problem.empty(); });
   return entries;
@@ -61,7 +68,7 @@ std::vector<Entry> read_entries(const PartSource& source, const AudioSettings& s
 class AudioDataset final : public Dataset {
  public:
   struct Row {
-    std::vector<float> values;             // [frames, bands * blocks], normalised
+    std::vector<float> values;  // [frames, bands * blocks], normalised
     i64 frames, label;
     std::vector<i64> frame_labels;
     std::string place;
@@ -100,8 +107,12 @@ class AudioDataset final : public Dataset {
 
 class AudioPreprocessor final : public Preprocessor {
  public:
-  AudioPreprocessor(AudioSettings s, std::map<std::string, std::string> folding, std::vector<std::string> labels, Standardiser global, i64 most_frames)
-      : settings_(std::move(s)), folding_(std::move(folding)), global_(std::move(global)), reader_(settings_.features, settings_.sample_rate),
+  AudioPreprocessor(AudioSettings s, std::map<std::string, std::string> folding, std::vector<std::string> labels,
+                    Standardiser global, i64 most_frames)
+      : settings_(std::move(s)),
+        folding_(std::move(folding)),
+        global_(std::move(global)),
+        reader_(settings_.features, settings_.sample_rate),
         most_frames_(most_frames) {
     info_.input = DataInfo::Input::Features;
     info_.target = settings_.labels_frames() ? DataInfo::Target::Frame : DataInfo::Target::Sequence;
@@ -133,7 +144,8 @@ class AudioPreprocessor final : public Preprocessor {
     return dataset_of(std::move(entries), source.name(), problems, total);
   }
 
-  std::unique_ptr<Dataset> dataset_of(std::vector<Entry> entries, const std::string& name, Problems& problems, std::size_t total) const {
+  std::unique_ptr<Dataset> dataset_of(std::vector<Entry> entries, const std::string& name, Problems& problems,
+                                      std::size_t total) const {
     std::vector<AudioDataset::Row> rows;
     i64 cut = 0;
     for (Entry& e : entries) {
@@ -153,7 +165,8 @@ class AudioPreprocessor final : public Preprocessor {
       log::info(fmt::format("{}: cut {} of {} clips to {} frames ({})", name, cut, rows.size(), most_frames_,
                             settings_.max_seconds > 0 ? "data.max_seconds" : "the longest training clip"));
     const FeatureExtractor& x = reader_.extractor();
-    return std::make_unique<AudioDataset>(std::move(rows), x.base_dim(), x.dim() / x.base_dim(), settings_.stack, settings_.augment);
+    return std::make_unique<AudioDataset>(std::move(rows), x.base_dim(), x.dim() / x.base_dim(), settings_.stack,
+                                          settings_.augment);
   }
 
   Sample sample_of_file(const std::string& path) const override {
@@ -165,7 +178,9 @@ class AudioPreprocessor final : public Preprocessor {
     if (settings_.labels_frames()) s.frame_labels.assign(static_cast<std::size_t>(clip.frames), kIgnoreLabel);
     return s;
   }
-  Sample sample_of_line(const std::string&) const override { throw DataError("audio is read from sound files, expected a file and not a line"); }
+  Sample sample_of_line(const std::string&) const override {
+    throw DataError("audio is read from sound files, expected a file and not a line");
+  }
 
  private:
   bool label(const Entry& e, AudioDataset::Row& row, Problems& problems) const {
@@ -184,7 +199,8 @@ class AudioPreprocessor final : public Preprocessor {
       const i64 index = class_of(phone);
       if (index < 0 && !phone.empty()) {
         problems.add(Fault::UnknownLabel, fmt::format("{}: phone '{}' {}", e.place, phone,
-                                                      folding_.empty() ? "does not occur in the training part" : "is not in " + settings_.folding.file));
+                                                      folding_.empty() ? "does not occur in the training part"
+                                                                       : "is not in " + settings_.folding.file));
         return false;
       }
       row.frame_labels.push_back(phone.empty() ? kIgnoreLabel : index);
@@ -203,8 +219,10 @@ class AudioPreprocessor final : public Preprocessor {
     const i64 dim = reader_.extractor().dim();
     clip.frames = std::min(clip.frames, most_frames_);
     clip.values.resize(static_cast<std::size_t>(clip.frames * dim));
-    if (settings_.normalise == "utterance") Standardiser::fit({std::span<const float>(clip.values)}, dim).apply(clip.values);
-    else global_.apply(clip.values);
+    if (settings_.normalise == "utterance")
+      Standardiser::fit({std::span<const float>(clip.values)}, dim).apply(clip.values);
+    else
+      global_.apply(clip.values);
   }
 
   AudioSettings settings_;
@@ -215,7 +233,8 @@ class AudioPreprocessor final : public Preprocessor {
   DataInfo info_;
 };
 
-std::vector<std::string> classes(const std::vector<Entry>& entries, const AudioSettings& s, const std::map<std::string, std::string>& folding) {
+std::vector<std::string> classes(const std::vector<Entry>& entries, const AudioSettings& s,
+                                 const std::map<std::string, std::string>& folding) {
   std::set<std::string> names;
   for (const auto& [phone, label] : folding) names.insert(label);
   if (folding.empty() && !s.silence.empty()) names.insert(s.silence);
@@ -228,7 +247,8 @@ std::vector<std::string> classes(const std::vector<Entry>& entries, const AudioS
 }
 
 i64 longest(const std::vector<Entry>& entries, const AudioSettings& s, const FeatureExtractor& extractor) {
-  if (s.max_seconds > 0) return std::max<i64>(1, extractor.frames(static_cast<i64>(s.max_seconds * static_cast<double>(s.sample_rate))));
+  if (s.max_seconds > 0)
+    return std::max<i64>(1, extractor.frames(static_cast<i64>(s.max_seconds * static_cast<double>(s.sample_rate))));
   i64 most = 1;
   for (const Entry& e : entries) most = std::max(most, e.clip.frames);
   return most;
@@ -255,7 +275,8 @@ Fitted fit(const ConfigNode& data) {
   if (entries.empty()) problems.report(total);
   std::vector<std::string> labels = classes(entries, s, folding);
   check_class_count(labels, source.name());
-  auto preprocessor = std::make_shared<AudioPreprocessor>(s, folding, std::move(labels), statistics(entries, s, reader.extractor().dim()),
+  auto preprocessor = std::make_shared<AudioPreprocessor>(s, folding, std::move(labels),
+                                                          statistics(entries, s, reader.extractor().dim()),
                                                           longest(entries, s, reader.extractor()));
   auto train = preprocessor->dataset_of(std::move(entries), source.name(), problems, total);
   return {std::move(preprocessor), std::move(train)};
@@ -265,13 +286,14 @@ std::shared_ptr<Preprocessor> load(const ConfigNode& saved, const Hdf5File& file
   std::map<std::string, std::string> folding;
   const std::vector<std::string> pairs = read_texts(file, group + "/folding");
   for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) folding.emplace(pairs[i], pairs[i + 1]);
-  return std::make_shared<AudioPreprocessor>(read_audio_settings(saved), std::move(folding), read_texts(file, group + "/labels"),
-                                             Standardiser::load(file, group + "/standardise"),
-                                             static_cast<i64>(file.read(group + "/most_frames").item()));
+  return std::make_shared<AudioPreprocessor>(
+      read_audio_settings(saved), std::move(folding), read_texts(file, group + "/labels"),
+      Standardiser::load(file, group + "/standardise"), static_cast<i64>(file.read(group + "/most_frames").item()));
 }
 
 const bool kRegistered = data_type_registry().add(
-    "audio", {[](const ConfigNode& data) { return write_audio_settings(read_audio_settings(data)); }, [] { return explain_config<AudioSettings>(); }, fit, load});
+    "audio", {[](const ConfigNode& data) { return write_audio_settings(read_audio_settings(data)); },
+              [] { return explain_config<AudioSettings>("", AudioSettings()); }, fit, load});
 
 }  // namespace
 }  // namespace tapeformer

@@ -10,10 +10,12 @@ namespace tapeformer {
 struct AudioColumns {
   std::string path = "path", label = "label", frames;
 };
-template <class V> void visit_fields(V& v, AudioColumns& c) {
+template <class V>
+void visit_fields(V& v, AudioColumns& c) {
   v("path", c.path, "column of the sound file, relative to the manifest's folder");
   v("label", c.label, "column of the clip's label");
-  v("frames", c.frames, "column of a .phn alignment; given: every frame gets a label, and the label column is not read");
+  v("frames", c.frames,
+    "column of a .phn alignment; given: every frame gets a label, and the label column is not read");
 }
 
 struct AudioSettings {
@@ -31,24 +33,28 @@ struct AudioSettings {
   Policies policies;
   bool labels_frames() const { return !columns.frames.empty(); }
 };
-template <class V> void visit_fields(V& v, AudioSettings& s) {
+template <class V>
+void visit_fields(V& v, AudioSettings& s) {
   v("train", s.train, "training manifest (TSV or CSV); labels and statistics are fitted on it");
   v("valid", s.valid, "clips to choose by while training");
   v("test", s.test, "clips to report on");
   v("columns", s.columns, "which column of the manifest holds what");
   v("sample_rate", s.sample_rate, Range{1000, 384000}, "Hz; other rates are resampled (telephone speech: 8000)");
   v("features", s.features, "what is computed from the sound");
-  v("normalise", s.normalise, OneOf{"none", "utterance", "global"}, "mean 0 and deviation 1 of each feature: over the clip, or over the training part");
+  v("normalise", s.normalise, OneOf{"none", "utterance", "global"},
+    "mean 0 and deviation 1 of each feature: over the clip, or over the training part");
   v("stack", s.stack, Range{1, 64}, "join so many frames into one, which shortens the clip as much");
-  v("max_seconds", s.max_seconds, Range{0, 36000}, "longer clips keep their beginning; 0 = as long as the longest training clip");
-  v("silence", s.silence, "frame labels: the phone outside all segments (TIMIT: h#); empty = such frames have no label");
+  v("max_seconds", s.max_seconds, Range{0, 36000},
+    "longer clips keep their beginning; 0 = as long as the longest training clip");
+  v("silence", s.silence,
+    "frame labels: the phone outside all segments (TIMIT: h#); empty = such frames have no label");
   v("folding", s.folding, "frame labels: joins phones into classes");
   v("augment", s.augment, "random changes while training");
   v("cache_dir", s.cache_dir, "folder to keep computed features in; empty = none");
   visit_fields(v, s.policies);
 }
 
-AudioSettings read_audio_settings(const ConfigNode& data);       // ConfigError
+AudioSettings read_audio_settings(const ConfigNode& data);  // ConfigError
 ConfigNode write_audio_settings(const AudioSettings&);
 
 }  // namespace tapeformer

@@ -1,4 +1,5 @@
-// Byte pair encoding: ids 3 to 258 are bytes, then one id a merge. Every text can be encoded, and decoding gives it back.
+// Byte pair encoding: ids 3 to 258 are bytes, then one id a merge. Every text can be encoded, and decoding gives it
+// back.
 #include <algorithm>
 #include <charconv>
 #include <unordered_map>
@@ -19,7 +20,9 @@ class BpeTokenizer final : public Tokenizer {
     }
   }
   i64 vocab() const override { return static_cast<i64>(text_.size()) + kSpecialTokens; }
-  std::string token(i64 id) const override { return id < kSpecialTokens ? special_name(id) : text_.at(static_cast<std::size_t>(id - kSpecialTokens)); }
+  std::string token(i64 id) const override {
+    return id < kSpecialTokens ? special_name(id) : text_.at(static_cast<std::size_t>(id - kSpecialTokens));
+  }
   std::string decode(std::span<const i64> ids) const override {
     std::string out;
     for (i64 id : ids)
@@ -46,7 +49,9 @@ class BpeTokenizer final : public Tokenizer {
   }
 
  private:
-  static std::uint64_t key_of(std::int32_t a, std::int32_t b) { return (static_cast<std::uint64_t>(a) << 32) | static_cast<std::uint32_t>(b); }
+  static std::uint64_t key_of(std::int32_t a, std::int32_t b) {
+    return (static_cast<std::uint64_t>(a) << 32) | static_cast<std::uint32_t>(b);
+  }
 
   // Applies the earliest merge that is possible, everywhere; false when there is none.
   bool merge_first(std::vector<std::int32_t>& symbols) const {
@@ -78,7 +83,8 @@ BpeMerge parse_merge(const std::string& line, std::size_t symbols) {
   const auto first = std::from_chars(line.data(), end, m.first);
   if (first.ptr != end) std::from_chars(first.ptr + 1, end, m.second);
   const auto known = [&](std::int32_t s) { return s >= 0 && static_cast<std::size_t>(s) < symbols; };
-  if (!known(m.first) || !known(m.second)) throw IoError(fmt::format("the saved tokenizer holds the merge '{}', which is damaged", line));
+  if (!known(m.first) || !known(m.second))
+    throw IoError(fmt::format("the saved tokenizer holds the merge '{}', which is damaged", line));
   return m;
 }
 

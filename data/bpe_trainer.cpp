@@ -14,10 +14,15 @@ enum class PieceKind { Space, Letter, Digit, Other };
 
 PieceKind piece_kind(std::int32_t c) {
   switch (kind_of(c)) {
-    case CharKind::Space: return PieceKind::Space;
-    case CharKind::Letter: case CharKind::Ideograph: return PieceKind::Letter;
-    case CharKind::Digit: return PieceKind::Digit;
-    case CharKind::Other: break;
+    case CharKind::Space:
+      return PieceKind::Space;
+    case CharKind::Letter:
+    case CharKind::Ideograph:
+      return PieceKind::Letter;
+    case CharKind::Digit:
+      return PieceKind::Digit;
+    case CharKind::Other:
+      break;
   }
   return PieceKind::Other;
 }
@@ -31,8 +36,12 @@ std::size_t run_end(std::string_view text, std::size_t at, PieceKind kind) {
   return at;
 }
 
-std::uint64_t key_of(BpeMerge p) { return (static_cast<std::uint64_t>(p.first) << 32) | static_cast<std::uint32_t>(p.second); }
-BpeMerge pair_of(std::uint64_t key) { return {static_cast<std::int32_t>(key >> 32), static_cast<std::int32_t>(key & 0xffffffffu)}; }
+std::uint64_t key_of(BpeMerge p) {
+  return (static_cast<std::uint64_t>(p.first) << 32) | static_cast<std::uint32_t>(p.second);
+}
+BpeMerge pair_of(std::uint64_t key) {
+  return {static_cast<std::int32_t>(key >> 32), static_cast<std::int32_t>(key & 0xffffffffu)};
+}
 
 struct Piece {
   std::vector<std::int32_t> symbols;
@@ -41,7 +50,8 @@ struct Piece {
 
 class Trainer {
  public:
-  Trainer(std::span<const std::string> texts, i64 min_count) : min_count_(std::max<i64>(min_count, 1)), queue_(Later{this}) {
+  Trainer(std::span<const std::string> texts, i64 min_count)
+      : min_count_(std::max<i64>(min_count, 1)), queue_(Later{this}) {
     for (int b = 0; b < 256; ++b) bytes_.emplace_back(1, static_cast<char>(b));
     collect(texts);
     for (std::size_t w = 0; w < pieces_.size(); ++w) count_pairs(w, +1);
@@ -54,7 +64,7 @@ class Trainer {
       const Candidate best = queue_.top();
       queue_.pop();
       const i64 now = counts_[best.key];
-      if (now != best.count) continue;             // stale: the pair was queued again with its new count
+      if (now != best.count) continue;  // stale: the pair was queued again with its new count
       if (now < min_count_) break;
       out.push_back(pair_of(best.key));
       merge(pair_of(best.key));
@@ -73,9 +83,9 @@ class Trainer {
       if (a.count != b.count) return a.count < b.count;
       const BpeMerge p = pair_of(a.key), q = pair_of(b.key);
       const auto& text = trainer->bytes_;
-      const auto& pl = text[static_cast<std::size_t>(p.first)], &ql = text[static_cast<std::size_t>(q.first)];
+      const auto &pl = text[static_cast<std::size_t>(p.first)], &ql = text[static_cast<std::size_t>(q.first)];
       if (pl != ql) return pl > ql;
-      const auto& pr = text[static_cast<std::size_t>(p.second)], &qr = text[static_cast<std::size_t>(q.second)];
+      const auto &pr = text[static_cast<std::size_t>(p.second)], &qr = text[static_cast<std::size_t>(q.second)];
       return pr != qr ? pr > qr : a.key > b.key;
     }
   };
@@ -131,7 +141,7 @@ class Trainer {
   }
 
   i64 min_count_;
-  std::vector<std::string> bytes_;                 // the text of each symbol
+  std::vector<std::string> bytes_;  // the text of each symbol
   std::vector<Piece> pieces_;
   std::unordered_map<std::uint64_t, i64> counts_;
   std::unordered_map<std::uint64_t, std::unordered_set<std::size_t>> places_;
@@ -147,7 +157,7 @@ std::vector<std::string_view> split_pieces(std::string_view text) {
     const std::size_t start = at;
     std::size_t next = at;
     PieceKind kind = piece_kind(next_codepoint(text, next));
-    if (kind == PieceKind::Space && text[at] == ' ' && next < text.size()) {   // a blank goes with what follows it
+    if (kind == PieceKind::Space && text[at] == ' ' && next < text.size()) {  // a blank goes with what follows it
       std::size_t after = next;
       const PieceKind following = piece_kind(next_codepoint(text, after));
       if (following != PieceKind::Space) {

@@ -14,7 +14,7 @@
 namespace tapeformer {
 namespace {
 
-constexpr int kCacheVersion = 1;      // raised when the same settings give other values
+constexpr int kCacheVersion = 1;  // raised when the same settings give other values
 
 std::string file_content(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -55,7 +55,8 @@ std::vector<Clip> load_clips(const std::string& path, std::size_t count, i64 dim
 
 }  // namespace
 
-ClipReader::ClipReader(const FeatureSettings& s, i64 sample_rate) : extractor_(s, sample_rate), sample_rate_(sample_rate) {
+ClipReader::ClipReader(const FeatureSettings& s, i64 sample_rate)
+    : extractor_(s, sample_rate), sample_rate_(sample_rate) {
   settings_ = fmt::format("{} {} {}", kCacheVersion, sample_rate, write_config(s).json());
 }
 

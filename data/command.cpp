@@ -28,8 +28,10 @@ void each_output_line(const std::string& command, const std::function<void(const
 std::string shell_quoted(const std::string& text) {
   std::string out = "'";
   for (char c : text) {
-    if (c == '\'') out += "'\\''";
-    else out += c;
+    if (c == '\'')
+      out += "'\\''";
+    else
+      out += c;
   }
   out += '\'';
   return out;

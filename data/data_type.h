@@ -13,9 +13,9 @@ struct Fitted {
 };
 
 struct DataType {
-  std::function<ConfigNode(const ConfigNode& data)> resolve;               // all defaults filled in; ConfigError
+  std::function<ConfigNode(const ConfigNode& data)> resolve;  // all defaults filled in; ConfigError
   std::function<std::vector<FieldHelp>()> explain;
-  std::function<Fitted(const ConfigNode& data)> fit;                       // reads data.train
+  std::function<Fitted(const ConfigNode& data)> fit;  // reads data.train
   std::function<std::shared_ptr<Preprocessor>(const ConfigNode& saved, const Hdf5File&, const std::string& group)> load;
 };
 Registry<DataType>& data_type_registry();
@@ -24,7 +24,7 @@ Registry<DataType>& data_type_registry();
 std::vector<std::string> ordered_labels(std::vector<std::string> names);
 // DataError unless there are two classes at least.
 void check_class_count(const std::vector<std::string>& labels, const std::string& source);
-i64 label_index(const std::vector<std::string>& labels, const std::string& name);   // -1 when absent
-std::string unknown_label(const std::vector<std::string>& labels, const std::string& name);   // the message
+i64 label_index(const std::vector<std::string>& labels, const std::string& name);            // -1 when absent
+std::string unknown_label(const std::vector<std::string>& labels, const std::string& name);  // the message
 
 }  // namespace tapeformer

@@ -45,8 +45,10 @@ Batch collate(const std::vector<Sample>& samples, const std::vector<i64>& rows, 
   batch.rows = rows;
   batch.mask = Tensor::zeros({B, N}, DType::U8);
   const bool tokens = info.input == DataInfo::Input::Tokens, frames = info.target == DataInfo::Target::Frame;
-  if (tokens) batch.tokens = Tensor::zeros({B, N}, DType::I64);
-  else batch.features = Tensor::zeros({B, N, info.feature_dim});
+  if (tokens)
+    batch.tokens = Tensor::zeros({B, N}, DType::I64);
+  else
+    batch.features = Tensor::zeros({B, N, info.feature_dim});
   batch.labels = Tensor::empty(frames ? Shape{B, N} : Shape{B}, DType::I64);
   std::uint8_t* mask = batch.mask.mut_ptr<std::uint8_t>();
   i64* labels = batch.labels.mut_ptr<i64>();
@@ -54,10 +56,14 @@ Batch collate(const std::vector<Sample>& samples, const std::vector<i64>& rows, 
   for (i64 b = 0; b < B; ++b) {
     const Sample& s = samples[static_cast<std::size_t>(b)];
     std::fill_n(mask + b * N, s.length(), std::uint8_t{1});
-    if (tokens) std::copy(s.tokens.begin(), s.tokens.end(), batch.tokens.mut_ptr<i64>() + b * N);
-    else put_features(s, batch.features.mut_ptr<float>() + b * N * info.feature_dim, info.feature_dim);
-    if (frames) std::copy(s.frame_labels.begin(), s.frame_labels.end(), labels + b * N);
-    else labels[b] = s.label;
+    if (tokens)
+      std::copy(s.tokens.begin(), s.tokens.end(), batch.tokens.mut_ptr<i64>() + b * N);
+    else
+      put_features(s, batch.features.mut_ptr<float>() + b * N * info.feature_dim, info.feature_dim);
+    if (frames)
+      std::copy(s.frame_labels.begin(), s.frame_labels.end(), labels + b * N);
+    else
+      labels[b] = s.label;
   }
   return batch;
 }

@@ -1,5 +1,5 @@
-// feature_data.cpp: ready-made features in HDF5 files: `features` [total, F], `lengths` [n], `labels` [n] or one a frame [total], and
-// optionally `label_names` (attribute of the file, or u8 dataset, names separated by line breaks).
+// feature_data.cpp: ready-made features in HDF5 files: `features` [total, F], `lengths` [n], `labels` [n] or one a
+// frame [total], and optionally `label_names` (attribute of the file, or u8 dataset, names separated by line breaks).
 #include <algorithm>
 #include <cmath>
 #include <sstream>
@@ -17,13 +17,16 @@ struct FeatureFileSettings {
   std::string target = "auto", normalise = "global";
   i64 max_length = 0;
 };
-template <class V> void visit_fields(V& v, FeatureFileSettings& s) {
+template <class V>
+void visit_fields(V& v, FeatureFileSettings& s) {
   v("train", s.train, "training features (HDF5); statistics are fitted on them");
   v("valid", s.valid, "features to choose by while training");
   v("test", s.test, "features to report on");
-  v("target", s.target, OneOf{"auto", "sequence", "frame"}, "one label a sequence or one a frame; auto: by the number of labels");
+  v("target", s.target, OneOf{"auto", "sequence", "frame"},
+    "one label a sequence or one a frame; auto: by the number of labels");
   v("normalise", s.normalise, OneOf{"none", "global"}, "mean 0 and deviation 1 of each feature over the training part");
-  v("max_length", s.max_length, at_least(0), "most frames of a sequence; longer ones keep their beginning; 0 = as many as the longest training sequence");
+  v("max_length", s.max_length, at_least(0),
+    "most frames of a sequence; longer ones keep their beginning; 0 = as many as the longest training sequence");
 }
 
 ConfigNode write_settings(const FeatureFileSettings& s) {
@@ -35,7 +38,7 @@ ConfigNode write_settings(const FeatureFileSettings& s) {
 }
 
 struct FeatureRow {
-  std::vector<float> values;               // [frames, F]
+  std::vector<float> values;  // [frames, F]
   i64 frames = 0, label = kIgnoreLabel;
   std::vector<i64> frame_labels;
   std::string place;
@@ -43,14 +46,16 @@ struct FeatureRow {
 
 struct FeatureFile {
   std::vector<FeatureRow> rows;
-  std::vector<std::string> names;          // empty when the file has none
+  std::vector<std::string> names;  // empty when the file has none
   i64 dim = 0, most_label = -1;
   bool frame = false;
 };
 
 std::vector<i64> integers(const Hdf5File& file, const std::string& path, const std::string& name) {
   const Tensor t = file.read(path);
-  if (is_float(t.dtype()) || t.rank() != 1) throw DataError(fmt::format("{}: {}: got {} {}, expected whole numbers [n]", name, path, name_of(t.dtype()), t.shape().str()));
+  if (is_float(t.dtype()) || t.rank() != 1)
+    throw DataError(
+        fmt::format("{}: {}: got {} {}, expected whole numbers [n]", name, path, name_of(t.dtype()), t.shape().str()));
   std::vector<i64> out;
   for (double x : t.to_vector()) out.push_back(static_cast<i64>(x));
   return out;
@@ -58,8 +63,10 @@ std::vector<i64> integers(const Hdf5File& file, const std::string& path, const s
 
 std::vector<std::string> label_names(const Hdf5File& file) {
   std::string text;
-  if (file.exists("/label_names")) text = read_text(file, "/label_names");
-  else if (file.has_attribute("/", "label_names")) text = file.read_text("/", "label_names");
+  if (file.exists("/label_names"))
+    text = read_text(file, "/label_names");
+  else if (file.has_attribute("/", "label_names"))
+    text = file.read_text("/", "label_names");
   std::vector<std::string> names;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) names.push_back(line);
@@ -69,33 +76,38 @@ std::vector<std::string> label_names(const Hdf5File& file) {
 bool labels_frames(const FeatureFileSettings& s, const std::string& name, i64 labels, i64 sequences, i64 total) {
   const bool frame = s.target == "frame" || (s.target == "auto" && labels == total && labels != sequences);
   if (labels != (frame ? total : sequences))
-    throw DataError(fmt::format("{}: /labels: got {}, expected {} (one a sequence) or {} (one a frame){}", name, labels, sequences, total,
-                                s.target == "auto" ? "" : "; data.target is " + s.target));
+    throw DataError(fmt::format("{}: /labels: got {}, expected {} (one a sequence) or {} (one a frame){}", name, labels,
+                                sequences, total, s.target == "auto" ? "" : "; data.target is " + s.target));
   return frame;
 }
 
 void check_lengths(const std::vector<i64>& lengths, const std::string& name, i64 total) {
   i64 sum = 0;
   for (std::size_t i = 0; i < lengths.size(); ++i) {
-    if (lengths[i] < 1) throw DataError(fmt::format("{}: /lengths: sequence {} has {} frames, expected at least 1", name, i, lengths[i]));
+    if (lengths[i] < 1)
+      throw DataError(fmt::format("{}: /lengths: sequence {} has {} frames, expected at least 1", name, i, lengths[i]));
     sum += lengths[i];
   }
   if (lengths.empty()) throw DataError(name + ": /lengths: holds no sequence");
-  if (sum != total) throw DataError(fmt::format("{}: /lengths: add up to {}, but /features has {} rows", name, sum, total));
+  if (sum != total)
+    throw DataError(fmt::format("{}: /lengths: add up to {}, but /features has {} rows", name, sum, total));
 }
 
 FeatureFile read_feature_file(const std::string& name, const FeatureFileSettings& s) {
   const Hdf5File file = Hdf5File::open(name);
   for (const char* path : {"/features", "/lengths", "/labels"})
-    if (!file.exists(path)) throw DataError(fmt::format("{}: no dataset '{}', the file has: {}", name, path, join(file.datasets())));
+    if (!file.exists(path))
+      throw DataError(fmt::format("{}: no dataset '{}', the file has: {}", name, path, join(file.datasets())));
   const Tensor features = file.read("/features").to(DType::F32).to_contiguous();
-  if (features.rank() != 2 || features.dim(1) < 1) throw DataError(fmt::format("{}: /features: got {}, expected [total, F]", name, features.shape().str()));
+  if (features.rank() != 2 || features.dim(1) < 1)
+    throw DataError(fmt::format("{}: /features: got {}, expected [total, F]", name, features.shape().str()));
   const std::vector<i64> lengths = integers(file, "/lengths", name), labels = integers(file, "/labels", name);
   check_lengths(lengths, name, features.dim(0));
   FeatureFile out;
   out.dim = features.dim(1);
   out.names = label_names(file);
-  out.frame = labels_frames(s, name, static_cast<i64>(labels.size()), static_cast<i64>(lengths.size()), features.dim(0));
+  out.frame =
+      labels_frames(s, name, static_cast<i64>(labels.size()), static_cast<i64>(lengths.size()), features.dim(0));
   const float* values = features.ptr<float>();
   i64 at = 0;
   for (std::size_t i = 0; i < lengths.size(); at += lengths[i++]) {
@@ -105,24 +117,30 @@ FeatureFile read_feature_file(const std::string& name, const FeatureFileSettings
     row.values.assign(values + at * out.dim, values + (at + row.frames) * out.dim);
     if (!std::all_of(row.values.begin(), row.values.end(), [](float x) { return std::isfinite(x); }))
       throw DataError(row.place + ": holds a feature that is not a finite number");
-    if (out.frame) row.frame_labels.assign(labels.begin() + at, labels.begin() + at + row.frames);
-    else row.label = labels[i];
+    if (out.frame)
+      row.frame_labels.assign(labels.begin() + at, labels.begin() + at + row.frames);
+    else
+      row.label = labels[i];
     out.rows.push_back(std::move(row));
   }
   for (i64 label : labels) {
-    if (label < 0 && label != kIgnoreLabel) throw DataError(fmt::format("{}: /labels: got {}, expected 0 or more, or {} for none", name, label, kIgnoreLabel));
+    if (label < 0 && label != kIgnoreLabel)
+      throw DataError(
+          fmt::format("{}: /labels: got {}, expected 0 or more, or {} for none", name, label, kIgnoreLabel));
     out.most_label = std::max(out.most_label, label);
   }
   return out;
 }
 
 FeatureFile read_source_files(const PartSource& source, const FeatureFileSettings& s) {
-  if (!source.filter.empty()) throw ConfigError(source.name() + ": `where` and `exclude` need a table, and HDF5 features have no columns");
+  if (!source.filter.empty())
+    throw ConfigError(source.name() + ": `where` and `exclude` need a table, and HDF5 features have no columns");
   FeatureFile all = read_feature_file(source.files[0], s);
   for (std::size_t i = 1; i < source.files.size(); ++i) {
     FeatureFile next = read_feature_file(source.files[i], s);
     if (next.dim != all.dim || next.frame != all.frame || next.names != all.names)
-      throw DataError(fmt::format("{}: feature size, kind of label or label names differ from {}", source.files[i], source.files[0]));
+      throw DataError(fmt::format("{}: feature size, kind of label or label names differ from {}", source.files[i],
+                                  source.files[0]));
     all.most_label = std::max(all.most_label, next.most_label);
     std::move(next.rows.begin(), next.rows.end(), std::back_inserter(all.rows));
   }
@@ -151,7 +169,8 @@ class FeatureDataset final : public Dataset {
 
 class FeaturePreprocessor final : public Preprocessor {
  public:
-  FeaturePreprocessor(FeatureFileSettings s, DataInfo info, Standardiser global) : settings_(std::move(s)), info_(std::move(info)), global_(std::move(global)) {}
+  FeaturePreprocessor(FeatureFileSettings s, DataInfo info, Standardiser global)
+      : settings_(std::move(s)), info_(std::move(info)), global_(std::move(global)) {}
   const DataInfo& info() const override { return info_; }
   ConfigNode settings() const override { return write_settings(settings_); }
   const Policies& policies() const override { return policies_; }
@@ -171,10 +190,17 @@ class FeaturePreprocessor final : public Preprocessor {
   }
 
   std::unique_ptr<Dataset> dataset_of(FeatureFile file, const std::string& name) const {
-    if (file.dim != info_.feature_dim) throw DataError(fmt::format("{}: /features: got {} a frame, expected {} as in the training part", name, file.dim, info_.feature_dim));
-    if (file.frame != (info_.target == DataInfo::Target::Frame)) throw DataError(name + ": /labels: one a frame here and one a sequence there; the training part is the other kind");
-    if (!file.names.empty() && file.names != info_.labels) throw DataError(name + ": label_names differ from the training part's");
-    if (file.most_label >= info_.classes()) throw DataError(fmt::format("{}: /labels: got {}, expected less than {} as in the training part", name, file.most_label, info_.classes()));
+    if (file.dim != info_.feature_dim)
+      throw DataError(fmt::format("{}: /features: got {} a frame, expected {} as in the training part", name, file.dim,
+                                  info_.feature_dim));
+    if (file.frame != (info_.target == DataInfo::Target::Frame))
+      throw DataError(name +
+                      ": /labels: one a frame here and one a sequence there; the training part is the other kind");
+    if (!file.names.empty() && file.names != info_.labels)
+      throw DataError(name + ": label_names differ from the training part's");
+    if (file.most_label >= info_.classes())
+      throw DataError(fmt::format("{}: /labels: got {}, expected less than {} as in the training part", name,
+                                  file.most_label, info_.classes()));
     i64 cut = 0;
     for (FeatureRow& row : file.rows) {
       if (row.frames > info_.max_length) {
@@ -185,11 +211,14 @@ class FeaturePreprocessor final : public Preprocessor {
       }
       global_.apply(row.values);
     }
-    if (cut > 0) log::info(fmt::format("{}: cut {} of {} sequences to {} frames", name, cut, file.rows.size(), info_.max_length));
+    if (cut > 0)
+      log::info(fmt::format("{}: cut {} of {} sequences to {} frames", name, cut, file.rows.size(), info_.max_length));
     return std::make_unique<FeatureDataset>(std::move(file.rows), file.dim);
   }
 
-  Sample sample_of_line(const std::string&) const override { throw DataError("ready-made features are read from HDF5 files, not from lines"); }
+  Sample sample_of_line(const std::string&) const override {
+    throw DataError("ready-made features are read from HDF5 files, not from lines");
+  }
   Sample sample_of_file(const std::string& path) const override {
     throw DataError(path + ": ready-made features are read as whole HDF5 data sets, not as single files");
   }
@@ -238,12 +267,14 @@ std::shared_ptr<Preprocessor> load(const ConfigNode& saved, const Hdf5File& file
   info.max_length = static_cast<i64>(sizes[1]);
   info.target = sizes[2] != 0 ? DataInfo::Target::Frame : DataInfo::Target::Sequence;
   info.labels = read_texts(file, group + "/labels");
-  return std::make_shared<FeaturePreprocessor>(read_config<FeatureFileSettings>(saved, {}, {"type"}), std::move(info), Standardiser::load(file, group + "/standardise"));
+  return std::make_shared<FeaturePreprocessor>(read_config<FeatureFileSettings>(saved, {}, {"type"}), std::move(info),
+                                               Standardiser::load(file, group + "/standardise"));
 }
 
 const bool kRegistered = data_type_registry().add(
-    "features", {[](const ConfigNode& data) { return write_settings(read_config<FeatureFileSettings>(data, {}, {"type"})); },
-                 [] { return explain_config<FeatureFileSettings>(); }, fit, load});
+    "features",
+    {[](const ConfigNode& data) { return write_settings(read_config<FeatureFileSettings>(data, {}, {"type"})); },
+     [] { return explain_config<FeatureFileSettings>(); }, fit, load});
 
 }  // namespace
 }  // namespace tapeformer

@@ -1,4 +1,5 @@
-// hash_split.h: which part a named thing belongs to, by a hash of its name: the same on every machine, 80 % train, 10 % valid, 10 % test.
+// hash_split.h: which part a named thing belongs to, by a hash of its name: the same on every machine, 80 % train, 10 %
+// valid, 10 % test.
 #pragma once
 #include "data/dataset.h"
 

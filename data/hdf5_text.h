@@ -10,6 +10,6 @@ namespace tapeformer {
 void write_text(Hdf5File&, const std::string& path, const std::string&);
 std::string read_text(const Hdf5File&, const std::string& path);
 void write_texts(Hdf5File&, const std::string& path, const std::vector<std::string>&);
-std::vector<std::string> read_texts(const Hdf5File&, const std::string& path);   // IoError when the sizes do not fit
+std::vector<std::string> read_texts(const Hdf5File&, const std::string& path);  // IoError when the sizes do not fit
 
 }  // namespace tapeformer

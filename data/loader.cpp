@@ -12,11 +12,11 @@
 namespace tapeformer {
 namespace {
 
-constexpr i64 kDefaultBucket = 50;       // windows for a token budget without a bucket
-constexpr std::size_t kKeptPlans = 3;    // epochs whose batches are remembered
+constexpr i64 kDefaultBucket = 50;     // windows for a token budget without a bucket
+constexpr std::size_t kKeptPlans = 3;  // epochs whose batches are remembered
 constexpr int kMostThreads = 4;
 
-using Plan = std::vector<std::vector<i64>>;   // sample indices of each batch, over all ranks
+using Plan = std::vector<std::vector<i64>>;  // sample indices of each batch, over all ranks
 
 void shuffle(Plan& plan, RngKey key) {
   const KeyedPermutation order(plan.size(), key);
@@ -70,7 +70,7 @@ class Workers {
   std::mutex mutex_;
   std::condition_variable_any ready_;
   std::deque<std::shared_ptr<Job>> queue_;
-  std::vector<std::jthread> threads_;    // last: they end before the rest goes
+  std::vector<std::jthread> threads_;  // last: they end before the rest goes
 };
 
 }  // namespace
@@ -80,26 +80,30 @@ struct Loader::State {
   DataInfo info;
   LoaderConfig config;
   RngKey key;
-  std::mutex mutex;                        // of plans
+  std::mutex mutex;  // of plans
   std::map<i64, std::shared_ptr<const Plan>> plans;
   std::deque<std::pair<Cursor, std::future<Batch>>> ahead;
   std::unique_ptr<Workers> workers;
 
-  State(const Dataset& d, const DataInfo& i, LoaderConfig c, RngKey k) : dataset(d), info(i), config(c), key(k) { check(); }
+  State(const Dataset& d, const DataInfo& i, LoaderConfig c, RngKey k) : dataset(d), info(i), config(c), key(k) {
+    check();
+  }
 
   void check() const {
     const auto require = [](bool ok, const std::string& what) {
       if (!ok) throw ConfigError("loader: " + what);
     };
     require(config.batch_size >= 1, fmt::format("batch_size: got {}, expected at least 1", config.batch_size));
-    require(config.token_budget >= 0 && config.bucket >= 0 && config.prefetch >= 0, "token_budget, bucket and prefetch: expected at least 0");
-    require(config.ranks >= 1 && config.rank >= 0 && config.rank < config.ranks, fmt::format("rank: got {} of {}", config.rank, config.ranks));
+    require(config.token_budget >= 0 && config.bucket >= 0 && config.prefetch >= 0,
+            "token_budget, bucket and prefetch: expected at least 0");
+    require(config.ranks >= 1 && config.rank >= 0 && config.rank < config.ranks,
+            fmt::format("rank: got {} of {}", config.rank, config.ranks));
     if (dataset.size() == 0) throw DataError("loader: the data set has no sample");
     if (config.token_budget == 0) return;
     for (i64 s = 0; s < dataset.size(); ++s)
       if (dataset.length(s) > config.token_budget)
-        throw DataError(fmt::format("{}: has {} positions, more than the token budget of {} for a whole batch", dataset.describe(s),
-                                    dataset.length(s), config.token_budget));
+        throw DataError(fmt::format("{}: has {} positions, more than the token budget of {} for a whole batch",
+                                    dataset.describe(s), dataset.length(s), config.token_budget));
   }
 
   std::vector<i64> order(i64 epoch) const {
@@ -114,7 +118,8 @@ struct Loader::State {
   bool buckets() const { return config.bucket > 0 || config.token_budget > 0; }
 
   void sort_windows(std::vector<i64>& samples) const {
-    const auto window = static_cast<std::size_t>((config.bucket > 0 ? config.bucket : kDefaultBucket) * config.batch_size);
+    const auto window =
+        static_cast<std::size_t>((config.bucket > 0 ? config.bucket : kDefaultBucket) * config.batch_size);
     for (std::size_t at = 0; at < samples.size(); at += window) {
       const auto begin = samples.begin() + static_cast<std::ptrdiff_t>(at);
       std::stable_sort(begin, begin + static_cast<std::ptrdiff_t>(std::min(window, samples.size() - at)),
@@ -127,8 +132,9 @@ struct Loader::State {
     i64 longest = 0;
     for (i64 s : samples) {
       const i64 with = std::max(longest, dataset.length(s));
-      const bool full = plan.empty() || static_cast<i64>(plan.back().size()) == config.batch_size ||
-                        (config.token_budget > 0 && with * (static_cast<i64>(plan.back().size()) + 1) > config.token_budget);
+      const bool full =
+          plan.empty() || static_cast<i64>(plan.back().size()) == config.batch_size ||
+          (config.token_budget > 0 && with * (static_cast<i64>(plan.back().size()) + 1) > config.token_budget);
       if (full) plan.emplace_back();
       longest = full ? dataset.length(s) : with;
       plan.back().push_back(s);
@@ -145,29 +151,35 @@ struct Loader::State {
     Plan fresh = cut(samples);
     if (buckets() && config.shuffle) shuffle(fresh, key.fold_in("batches").fold_in(static_cast<std::uint64_t>(epoch)));
     const auto result = slot = std::make_shared<const Plan>(std::move(fresh));
-    while (plans.size() > kKeptPlans) plans.erase(plans.begin()->first == epoch ? std::prev(plans.end()) : plans.begin());
+    while (plans.size() > kKeptPlans)
+      plans.erase(plans.begin()->first == epoch ? std::prev(plans.end()) : plans.begin());
     return result;
   }
 
-  // Training gives every rank equally many batches (a rest smaller than `ranks` is left out); otherwise none is left out.
+  // Training gives every rank equally many batches (a rest smaller than `ranks` is left out); otherwise none is left
+  // out.
   i64 count(const Plan& p) const {
     const auto all = static_cast<i64>(p.size());
     if (!config.shuffle) return std::max<i64>(0, (all - config.rank + config.ranks - 1) / config.ranks);
-    if (all < config.ranks) throw DataError(fmt::format("loader: an epoch has {} batches, fewer than the {} processes", all, config.ranks));
+    if (all < config.ranks)
+      throw DataError(fmt::format("loader: an epoch has {} batches, fewer than the {} processes", all, config.ranks));
     return all / config.ranks;
   }
 
   Cursor settled(Cursor c) {
-    if (c.epoch < 0 || c.batch < 0) throw DataError(fmt::format("loader: there is no batch {} of epoch {}", c.batch, c.epoch));
+    if (c.epoch < 0 || c.batch < 0)
+      throw DataError(fmt::format("loader: there is no batch {} of epoch {}", c.batch, c.epoch));
     if (c.batch < count(*plan(c.epoch))) return c;
     c = {c.epoch + 1, 0};
-    if (count(*plan(c.epoch)) == 0) throw DataError(fmt::format("loader: no batch for process {} of {}", config.rank, config.ranks));
+    if (count(*plan(c.epoch)) == 0)
+      throw DataError(fmt::format("loader: no batch for process {} of {}", config.rank, config.ranks));
     return c;
   }
 
   std::vector<i64> rows(Cursor c) {
     const auto p = plan(c.epoch);
-    if (c.batch < 0 || c.batch >= count(*p)) throw DataError(fmt::format("loader: epoch {} has no batch {}", c.epoch, c.batch));
+    if (c.batch < 0 || c.batch >= count(*p))
+      throw DataError(fmt::format("loader: epoch {} has no batch {}", c.epoch, c.batch));
     return (*p)[static_cast<std::size_t>(c.batch * config.ranks + config.rank)];
   }
 
@@ -175,7 +187,8 @@ struct Loader::State {
     const RngKey epoch_key = key.fold_in("augment").fold_in(static_cast<std::uint64_t>(c.epoch));
     std::vector<Sample> samples;
     for (i64 row : rows) {
-      const auto augment = config.augment ? std::optional(epoch_key.fold_in(static_cast<std::uint64_t>(row))) : std::nullopt;
+      const auto augment =
+          config.augment ? std::optional(epoch_key.fold_in(static_cast<std::uint64_t>(row))) : std::nullopt;
       samples.push_back(dataset.get(row, augment));
     }
     return collate(samples, rows, info);
@@ -189,7 +202,9 @@ struct Loader::State {
 
   // Keeps batch c and the `prefetch` batches after it requested.
   void look_ahead(Cursor c) {
-    if (!workers) workers = std::make_unique<Workers>(std::min(config.prefetch, kMostThreads), [this](const Job& j) { return make(j.cursor, j.rows); });
+    if (!workers)
+      workers = std::make_unique<Workers>(std::min(config.prefetch, kMostThreads),
+                                          [this](const Job& j) { return make(j.cursor, j.rows); });
     if (!ahead.empty() && ahead.front().first != c) {
       workers->drop_waiting();
       ahead.clear();

@@ -11,9 +11,12 @@ constexpr std::size_t kListed = 5;
 
 const char* key_of(Fault fault) {
   switch (fault) {
-    case Fault::Bad: return "on_error";
-    case Fault::UnknownLabel: return "on_unknown_label";
-    case Fault::Empty: break;
+    case Fault::Bad:
+      return "on_error";
+    case Fault::UnknownLabel:
+      return "on_unknown_label";
+    case Fault::Empty:
+      break;
   }
   return "on_empty";
 }
@@ -42,8 +45,8 @@ void Problems::add(Fault fault, const std::string& message) {
 
 void Problems::report(std::size_t rows) const {
   if (!fatal_.empty())
-    throw DataError(fmt::format("{}: {} of {} rows cannot be used (data.{}: skip leaves them out):{}", source_, fatal_.size(), rows,
-                                join(keys_, ": skip and data."), first_few(fatal_)));
+    throw DataError(fmt::format("{}: {} of {} rows cannot be used (data.{}: skip leaves them out):{}", source_,
+                                fatal_.size(), rows, join(keys_, ": skip and data."), first_few(fatal_)));
   if (!skipped_.empty())
     log::warn(fmt::format("{}: left out {} of {} rows:{}", source_, skipped_.size(), rows, first_few(skipped_)));
 }

@@ -13,17 +13,18 @@ namespace tapeformer {
 
 struct RowFilter {
   using Values = std::vector<std::string>;
-  std::vector<std::pair<std::string, Values>> where, exclude;   // column, values; every `where` must hold, no `exclude` may
+  std::vector<std::pair<std::string, Values>> where,
+      exclude;  // column, values; every `where` must hold, no `exclude` may
   bool empty() const { return where.empty() && exclude.empty(); }
 };
 
 struct PartSource {
   std::vector<std::string> files;
   RowFilter filter;
-  std::string name() const { return join(files, " + "); }       // for messages
+  std::string name() const { return join(files, " + "); }  // for messages
 };
 
-PartSource read_source(const ConfigNode&);                       // ConfigError
+PartSource read_source(const ConfigNode&);  // ConfigError
 // Every file of the source, with the rows that the filter keeps. `columns` must exist in each.
 std::vector<Table> read_tables(const PartSource&, const std::string& format, const std::vector<std::string>& columns);
 

@@ -23,13 +23,14 @@ Standardiser Standardiser::fit(const std::vector<std::span<const float>>& blocks
   for (std::size_t f = 0; f < width; ++f) {
     const double deviation = std::sqrt(squares[f] / std::max(count, 1.0));
     out.mean_.push_back(static_cast<float>(sum[f]));
-    out.scale_.push_back(deviation > 1e-6 ? static_cast<float>(1 / deviation) : 1.0f);   // a constant feature becomes 0
+    out.scale_.push_back(deviation > 1e-6 ? static_cast<float>(1 / deviation) : 1.0f);  // a constant feature becomes 0
   }
   return out;
 }
 
 void Standardiser::apply(std::span<float> rows) const {
-  for (std::size_t i = 0; !empty() && i < rows.size(); ++i) rows[i] = (rows[i] - mean_[i % mean_.size()]) * scale_[i % mean_.size()];
+  for (std::size_t i = 0; !empty() && i < rows.size(); ++i)
+    rows[i] = (rows[i] - mean_[i % mean_.size()]) * scale_[i % mean_.size()];
 }
 
 void Standardiser::save(Hdf5File& file, const std::string& group) const {

@@ -10,10 +10,10 @@ namespace tapeformer {
 
 class Standardiser {
  public:
-  Standardiser() = default;                            // changes nothing
+  Standardiser() = default;  // changes nothing
   // Over all rows of [N, dim] blocks, in their order.
   static Standardiser fit(const std::vector<std::span<const float>>& blocks, i64 dim);
-  void apply(std::span<float> rows) const;             // [N, dim]
+  void apply(std::span<float> rows) const;  // [N, dim]
   bool empty() const { return mean_.empty(); }
   void save(Hdf5File&, const std::string& group) const;
   static Standardiser load(const Hdf5File&, const std::string& group);

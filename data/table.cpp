@@ -55,9 +55,12 @@ class CsvParser {
       if (done()) throw DataError(fmt::format("{}:{}: a quote is opened and never closed", file_, opened));
       const char c = text_[at_++];
       if (c == '\n') ++line_;
-      if (c != '"') out += c;
-      else if (take('"')) out += '"';
-      else break;
+      if (c != '"')
+        out += c;
+      else if (take('"'))
+        out += '"';
+      else
+        break;
     }
     if (!at_line_end() && text_[at_] != ',') {
       row.problem = "text follows a closing quote (an inner quote must be doubled)";
@@ -73,7 +76,8 @@ class CsvParser {
 };
 
 // Lines without their end, CR LF or LF.
-template <class F> void each_line(std::string_view text, F&& f) {
+template <class F>
+void each_line(std::string_view text, F&& f) {
   i64 line = 1;
   for (std::size_t at = 0; at < text.size(); ++line) {
     std::size_t end = text.find('\n', at);
@@ -101,7 +105,8 @@ void check_utf8(TableRow& row) {
   for (const std::string& f : row.fields) {
     const std::size_t at = first_invalid_utf8(f);
     if (at == kValid || !row.problem.empty()) continue;
-    row.problem = fmt::format("not valid UTF-8: byte 0x{:02x} at position {} of a field", static_cast<unsigned char>(f[at]), at);
+    row.problem =
+        fmt::format("not valid UTF-8: byte 0x{:02x} at position {} of a field", static_cast<unsigned char>(f[at]), at);
   }
 }
 
@@ -145,7 +150,8 @@ TableRow json_row(i64 line, std::string_view content, const std::vector<std::str
   TableRow row;
   row.line = line;
   if (const std::size_t at = first_invalid_utf8(content); at != kValid) {
-    row.problem = fmt::format("not valid UTF-8: byte 0x{:02x} at position {}", static_cast<unsigned char>(content[at]), at);
+    row.problem =
+        fmt::format("not valid UTF-8: byte 0x{:02x} at position {}", static_cast<unsigned char>(content[at]), at);
     return row;
   }
   const nlohmann::json object = nlohmann::json::parse(content, nullptr, false);
@@ -162,7 +168,8 @@ TableRow json_row(i64 line, std::string_view content, const std::vector<std::str
 std::size_t Table::column(const std::string& name) const {
   const auto it = std::find(columns.begin(), columns.end(), name);
   if (it == columns.end())
-    throw DataError(fmt::format("{}:1: no column '{}', the header has: {}{}", file, name, join(columns), did_you_mean(name, columns)));
+    throw DataError(fmt::format("{}:1: no column '{}', the header has: {}{}", file, name, join(columns),
+                                did_you_mean(name, columns)));
   return static_cast<std::size_t>(it - columns.begin());
 }
 
@@ -174,7 +181,8 @@ TableFormat table_format(const std::string& file, const std::string& format) {
   if (format == "csv" || (format == "auto" && ending == ".csv")) return TableFormat::Csv;
   if (format == "tsv" || (format == "auto" && (ending == ".tsv" || ending == ".tab"))) return TableFormat::Tsv;
   if (format == "jsonl" || (format == "auto" && (ending == ".jsonl" || ending == ".ndjson"))) return TableFormat::Jsonl;
-  throw DataError(fmt::format("{}: the ending does not tell the format; expected .csv, .tsv or .jsonl, or set data.format", file));
+  throw DataError(
+      fmt::format("{}: the ending does not tell the format; expected .csv, .tsv or .jsonl, or set data.format", file));
 }
 
 std::string read_text_file(const std::string& file) {

@@ -8,17 +8,17 @@
 namespace tapeformer {
 
 struct TableRow {
-  i64 line = 0;                        // where the row starts, from 1
-  std::vector<std::string> fields;     // as many as columns, unless there is a problem
-  std::string problem;                 // why the row cannot be used, or ""
+  i64 line = 0;                     // where the row starts, from 1
+  std::vector<std::string> fields;  // as many as columns, unless there is a problem
+  std::string problem;              // why the row cannot be used, or ""
 };
 
 struct Table {
   std::string file;
   std::vector<std::string> columns;
   std::vector<TableRow> rows;
-  std::size_t column(const std::string& name) const;            // DataError with the nearest spelling
-  std::string place(const TableRow& row) const;                 // "train.csv:17"
+  std::size_t column(const std::string& name) const;  // DataError with the nearest spelling
+  std::string place(const TableRow& row) const;       // "train.csv:17"
 };
 
 enum class TableFormat { Csv, Tsv, Jsonl };

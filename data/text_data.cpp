@@ -14,7 +14,8 @@ namespace {
 struct TextColumns {
   std::string text = "text", label = "label", id;
 };
-template <class V> void visit_fields(V& v, TextColumns& c) {
+template <class V>
+void visit_fields(V& v, TextColumns& c) {
   v("text", c.text, "column of the text");
   v("label", c.label, "column of the label");
   v("id", c.id, "column of a name for each row, shown in messages; empty = none");
@@ -29,7 +30,8 @@ struct TextSettings {
   bool add_cls = false;
   Policies policies;
 };
-template <class V> void visit_fields(V& v, TextSettings& s) {
+template <class V>
+void visit_fields(V& v, TextSettings& s) {
   v("train", s.train, "training texts; labels and tokenizer are fitted on them");
   v("valid", s.valid, "texts to choose by while training");
   v("test", s.test, "texts to report on");
@@ -45,7 +47,8 @@ TextSettings read_settings(const ConfigNode& data) {
   TextSettings s = read_config<TextSettings>(data, {}, {"type"});
   validate(s.tokenizer, data["tokenizer"]);
   if (s.columns.text == s.columns.label)
-    throw ConfigError(fmt::format("{}: text and label are both the column '{}'", data["columns"].place(), s.columns.text));
+    throw ConfigError(
+        fmt::format("{}: text and label are both the column '{}'", data["columns"].place(), s.columns.text));
   return s;
 }
 
@@ -85,7 +88,8 @@ class TextDataset final : public Dataset {
 };
 
 // The usable rows of a part; the others go to `problems`.
-std::vector<LabelledText> read_rows(const PartSource& source, const TextSettings& s, Problems& problems, std::size_t& total) {
+std::vector<LabelledText> read_rows(const PartSource& source, const TextSettings& s, Problems& problems,
+                                    std::size_t& total) {
   std::vector<std::string> wanted{s.columns.text, s.columns.label};
   if (!s.columns.id.empty()) wanted.push_back(s.columns.id);
   std::vector<LabelledText> rows;
@@ -99,9 +103,12 @@ std::vector<LabelledText> read_rows(const PartSource& source, const TextSettings
         continue;
       }
       if (!s.columns.id.empty()) place += fmt::format(" ({})", row.fields[table.column(s.columns.id)]);
-      if (row.fields[label].empty()) problems.add(Fault::Bad, fmt::format("{}: the label (column '{}') is empty", place, s.columns.label));
-      else if (is_blank(row.fields[text])) problems.add(Fault::Empty, fmt::format("{}: the text (column '{}') is empty", place, s.columns.text));
-      else rows.push_back({std::move(row.fields[text]), std::move(row.fields[label]), std::move(place)});
+      if (row.fields[label].empty())
+        problems.add(Fault::Bad, fmt::format("{}: the label (column '{}') is empty", place, s.columns.label));
+      else if (is_blank(row.fields[text]))
+        problems.add(Fault::Empty, fmt::format("{}: the text (column '{}') is empty", place, s.columns.text));
+      else
+        rows.push_back({std::move(row.fields[text]), std::move(row.fields[label]), std::move(place)});
     }
   }
   return rows;
@@ -135,7 +142,8 @@ class TextPreprocessor final : public Preprocessor {
     return dataset_of(rows, source.name(), problems, total);
   }
 
-  std::unique_ptr<Dataset> dataset_of(const std::vector<LabelledText>& texts, const std::string& name, Problems& problems, std::size_t total) const {
+  std::unique_ptr<Dataset> dataset_of(const std::vector<LabelledText>& texts, const std::string& name,
+                                      Problems& problems, std::size_t total) const {
     std::vector<TextDataset::Row> rows(texts.size());
     parallel_for(static_cast<i64>(texts.size()), 256, [&](i64 begin, i64 end) {
       for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
@@ -151,7 +159,8 @@ class TextPreprocessor final : public Preprocessor {
   }
 
   Sample sample_of_line(const std::string& line) const override {
-    if (const std::size_t at = first_invalid_utf8(line); at != kValid) throw DataError(fmt::format("not valid UTF-8 at byte {}", at));
+    if (const std::size_t at = first_invalid_utf8(line); at != kValid)
+      throw DataError(fmt::format("not valid UTF-8 at byte {}", at));
     Sample s;
     s.tokens = encode(line);
     if (is_blank(line) || has_no_content(s.tokens.size())) throw DataError("the text is empty");
@@ -171,12 +180,16 @@ class TextPreprocessor final : public Preprocessor {
   bool has_no_content(std::size_t tokens) const { return tokens == (settings_.add_cls ? 1u : 0u); }
   bool too_long(std::size_t tokens) const { return static_cast<i64>(tokens) > settings_.max_length; }
 
-  void drop_unusable(std::vector<TextDataset::Row>& rows, const std::vector<LabelledText>& texts, Problems& problems) const {
+  void drop_unusable(std::vector<TextDataset::Row>& rows, const std::vector<LabelledText>& texts,
+                     Problems& problems) const {
     std::size_t to = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (rows[i].label < 0) problems.add(Fault::UnknownLabel, rows[i].place + ": " + unknown_label(info_.labels, texts[i].label));
-      else if (has_no_content(rows[i].tokens.size())) problems.add(Fault::Empty, rows[i].place + ": the text has no token");
-      else if (to++ != i) rows[to - 1] = std::move(rows[i]);
+      if (rows[i].label < 0)
+        problems.add(Fault::UnknownLabel, rows[i].place + ": " + unknown_label(info_.labels, texts[i].label));
+      else if (has_no_content(rows[i].tokens.size()))
+        problems.add(Fault::Empty, rows[i].place + ": the text has no token");
+      else if (to++ != i)
+        rows[to - 1] = std::move(rows[i]);
     }
     rows.resize(to);
   }
@@ -191,8 +204,8 @@ class TextPreprocessor final : public Preprocessor {
       ++truncated;
     }
     if (truncated > 0)
-      log::info(fmt::format("{}: cut {} of {} texts to data.max_length = {} tokens (the longest has {})", name, truncated, rows.size(),
-                            settings_.max_length, longest));
+      log::info(fmt::format("{}: cut {} of {} texts to data.max_length = {} tokens (the longest has {})", name,
+                            truncated, rows.size(), settings_.max_length, longest));
   }
 
   TextSettings settings_;
@@ -220,11 +233,13 @@ Fitted fit(const ConfigNode& data) {
 }
 
 std::shared_ptr<Preprocessor> load(const ConfigNode& saved, const Hdf5File& file, const std::string& group) {
-  return std::make_shared<TextPreprocessor>(read_settings(saved), load_tokenizer(file, group + "/tokenizer"), read_texts(file, group + "/labels"));
+  return std::make_shared<TextPreprocessor>(read_settings(saved), load_tokenizer(file, group + "/tokenizer"),
+                                            read_texts(file, group + "/labels"));
 }
 
-const bool kRegistered = data_type_registry().add(
-    "text", {[](const ConfigNode& data) { return write_settings(read_settings(data)); }, [] { return explain_config<TextSettings>(); }, fit, load});
+const bool kRegistered =
+    data_type_registry().add("text", {[](const ConfigNode& data) { return write_settings(read_settings(data)); },
+                                      [] { return explain_config<TextSettings>(); }, fit, load});
 
 }  // namespace
 }  // namespace tapeformer

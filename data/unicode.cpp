@@ -62,12 +62,26 @@ CharKind kind_of(std::int32_t c) {
   if (c == ' ' || (c >= 9 && c <= 13) || c == 0x85) return CharKind::Space;
   if (c < 0x80) return CharKind::Other;
   switch (utf8proc_category(c)) {
-    case UTF8PROC_CATEGORY_ZS: case UTF8PROC_CATEGORY_ZL: case UTF8PROC_CATEGORY_ZP: return CharKind::Space;
-    case UTF8PROC_CATEGORY_LU: case UTF8PROC_CATEGORY_LL: case UTF8PROC_CATEGORY_LT: case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO: return is_ideograph(c) ? CharKind::Ideograph : CharKind::Letter;
-    case UTF8PROC_CATEGORY_MN: case UTF8PROC_CATEGORY_MC: case UTF8PROC_CATEGORY_ME: return CharKind::Letter;
-    case UTF8PROC_CATEGORY_ND: case UTF8PROC_CATEGORY_NL: case UTF8PROC_CATEGORY_NO: return CharKind::Digit;
-    default: return CharKind::Other;
+    case UTF8PROC_CATEGORY_ZS:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+      return CharKind::Space;
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+      return is_ideograph(c) ? CharKind::Ideograph : CharKind::Letter;
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+      return CharKind::Letter;
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_NO:
+      return CharKind::Digit;
+    default:
+      return CharKind::Other;
   }
 }
 
@@ -99,7 +113,8 @@ bool is_blank(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
     const std::int32_t c = next_codepoint(text, at);
     const auto category = utf8proc_category(c);
-    if (kind_of(c) != CharKind::Space && category != UTF8PROC_CATEGORY_CC && category != UTF8PROC_CATEGORY_CF) return false;
+    if (kind_of(c) != CharKind::Space && category != UTF8PROC_CATEGORY_CC && category != UTF8PROC_CATEGORY_CF)
+      return false;
   }
   return true;
 }

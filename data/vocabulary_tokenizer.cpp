@@ -24,7 +24,8 @@ struct TransparentHash {
   using is_transparent = void;
   std::size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
 };
-template <class T> using TextMap = std::unordered_map<std::string, T, TransparentHash, std::equal_to<>>;
+template <class T>
+using TextMap = std::unordered_map<std::string, T, TransparentHash, std::equal_to<>>;
 
 class VocabularyTokenizer final : public Tokenizer {
  public:
@@ -71,8 +72,10 @@ std::vector<std::string> count_units(const TokenizerConfig& c, std::span<const s
   for (const std::string& text : texts)
     for (std::string_view unit : split(text)) {
       const auto it = counts.find(unit);
-      if (it == counts.end()) counts.emplace(unit, 1);
-      else ++it->second;
+      if (it == counts.end())
+        counts.emplace(unit, 1);
+      else
+        ++it->second;
     }
   return most_frequent({counts.begin(), counts.end()}, c.min_count, c.vocab - kSpecialTokens);
 }
@@ -82,7 +85,10 @@ TokenizerType type_of(i64 vocab, i64 min_count, Splitter split, const char* sepa
     return std::make_unique<VocabularyTokenizer>(c, std::move(units), split, separator);
   };
   return {vocab, min_count, kSpecialTokens + 1,
-          [=](const TokenizerConfig& c, std::span<const std::string> texts) { return make(c, count_units(c, texts, split)); }, make};
+          [=](const TokenizerConfig& c, std::span<const std::string> texts) {
+            return make(c, count_units(c, texts, split));
+          },
+          make};
 }
 
 const bool kChar = tokenizer_registry().add("char", type_of(2000, 1, split_chars, ""));

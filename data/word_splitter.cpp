@@ -5,7 +5,7 @@
 namespace tapeformer {
 namespace {
 
-constexpr std::size_t kLongestEnding = 2;   // letters after the apostrophe: 's, 'll, 've
+constexpr std::size_t kLongestEnding = 2;  // letters after the apostrophe: 's, 'll, 've
 
 bool is_apostrophe(std::int32_t c) { return c == '\'' || c == 0x2019; }
 
@@ -46,8 +46,10 @@ std::vector<std::string_view> split_words(std::string_view text) {
       at = end;
       continue;
     }
-    if (is_word_char(text, at)) end = word_end(text, at);
-    else if (is_apostrophe(c) && ending_end(text, at) > at) end = ending_end(text, at);
+    if (is_word_char(text, at))
+      end = word_end(text, at);
+    else if (is_apostrophe(c) && ending_end(text, at) > at)
+      end = ending_end(text, at);
     words.push_back(text.substr(at, end - at));
     at = end;
   }

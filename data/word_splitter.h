@@ -1,5 +1,5 @@
-// word_splitter.h: where words begin and end. A word is a run of letters, digits, combining marks and inner apostrophes; other marks
-// and ideographs stand alone; English endings split off by a blank ('s, n't, 'll) stay whole.
+// word_splitter.h: where words begin and end. A word is a run of letters, digits, combining marks and inner
+// apostrophes; other marks and ideographs stand alone; English endings split off by a blank ('s, n't, 'll) stay whole.
 #pragma once
 #include <string_view>
 #include <vector>

@@ -110,12 +110,12 @@ struct Scale final : Node {
   double factor, shift;
   SavedTensor x;   // only when that costs nothing: then the output need not be kept either
   Scale(const Tensor& x_, double f, double s) : factor(f), shift(s) {
-    const Node* source = Tape::current()->node(x_.grad_ref());
-    if (source && source->can_replay()) x = SavedTensor(x_);
+    if (is_replayable(x_)) x = SavedTensor(x_);
   }
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override { return {scale(dy, factor)}; }
-  bool can_replay() const override { return x.defined(); }
+  bool can_replay() const override { return x.free_to_keep(); }
+  int replay_depth() const override { return x.replay_depth() + 1; }
   Tensor replay() const override { return scale(x.get(kName), factor, shift); }
 };
 
@@ -157,6 +157,7 @@ struct UnaryNode final : Node {      // keeps its input; whoever needs its outpu
     return {dx};
   }
   bool can_replay() const override { return true; }
+  int replay_depth() const override { return x.replay_depth() + 1; }
   Tensor replay() const override { return run_unary(f, x.get(name()), name()); }
 };
 
@@ -237,7 +238,19 @@ struct MaskRows final : Node {
   Grads backward(const Tensor& dy) override { return {masked(dy, mask)}; }
 };
 
+struct StraightThrough final : Node {
+  static constexpr std::string_view kName = "straight_through";
+  std::string_view name() const override { return kName; }
+  Grads backward(const Tensor& dy) override { return {dy}; }
+};
+
 }  // namespace
+
+Tensor straight_through(const Tensor& value, const Tensor& soft) {
+  if (value.shape() != soft.shape() || value.dtype() != soft.dtype())
+    throw ShapeError(fmt::format("[straight_through] got {} and {}, expected the same shape and type", value.shape().str(), soft.shape().str()));
+  return record<StraightThrough>(value.detach(), {&soft});
+}
 
 Tensor add(const Tensor& a, const Tensor& b) { return record<Add>(apply("add", Binary::Add, a, b), {&a, &b}, a.shape(), b.shape()); }
 Tensor sub(const Tensor& a, const Tensor& b) { return record<Sub>(apply("sub", Binary::Sub, a, b), {&a, &b}, a.shape(), b.shape()); }
@@ -290,6 +303,8 @@ Tensor greater_equal(const Tensor& a, const Tensor& b) { return compare("greater
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   if (condition.dtype() != DType::U8) throw ShapeError(fmt::format("[where] the condition is {}, expected u8", name_of(condition.dtype())));
+  if (a.dtype() != b.dtype())
+    throw ShapeError(fmt::format("[where] element types differ: got {} and {}", name_of(a.dtype()), name_of(b.dtype())));
   const Shape shape = broadcast(condition.shape(), broadcast(a.shape(), b.shape(), "where"), "where");
   return record<Where>(select(condition, a, b, shape), {&a, &b}, condition.expand(shape), a.shape(), b.shape());
 }

@@ -128,6 +128,13 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOpt
   if (o.pair_bias.defined() && (o.pair_bias.rank() != 4 || !shared(o.pair_bias.dim(0), B) || !shared(o.pair_bias.dim(1), q.dim(1)) ||
                                 o.pair_bias.dim(2) != N || o.pair_bias.dim(3) != M))
     throw ShapeError(fmt::format("[attention] pair_bias is {}, expected [B, H, N, M]", o.pair_bias.shape().str()));
+  for (const Tensor* t : {&o.key_bias, &o.pair_bias})
+    if (t->defined() && t->dtype() != q.dtype())
+      throw ShapeError(fmt::format("[attention] a bias is {}, expected {}", name_of(t->dtype()), name_of(q.dtype())));
+  if (k.dtype() != q.dtype() || v.dtype() != q.dtype())
+    throw ShapeError(fmt::format("[attention] element types differ: got {}, {} and {}", name_of(q.dtype()), name_of(k.dtype()), name_of(v.dtype())));
+  if (!o.rows.empty() && static_cast<i64>(o.rows.size()) != B)
+    throw ShapeError(fmt::format("[attention] got {} sample indices for q {}, expected one for each row of axis 0", o.rows.size(), q.shape().str()));
   if (!(o.dropout >= 0 && o.dropout < 1)) throw ShapeError(fmt::format("[attention] dropout is {}, expected 0 to below 1", o.dropout));
 }
 

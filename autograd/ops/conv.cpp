@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "autograd/node.h"
 #include "autograd/ops.h"
 
@@ -41,13 +43,18 @@ Tensor run(const kernels::Conv2d& c, const Tensor& x, const Tensor& w, const Ten
   return record<Conv>(y, {&x, &w, &bias}, c, x, w, bias);
 }
 
-void check(const char* op, const Tensor& x, const Tensor& w, const Tensor& bias, i64 groups, i64 stride, i64 dilation, i64 out_size) {
+void check(const char* op, const Tensor& x, const Tensor& w, const Tensor& bias, i64 groups, i64 stride, i64 dilation, i64 padding, i64 out_size) {
   const i64 channels = x.dim(-1);
   if (groups < 1 || channels % groups != 0 || w.dim(0) % groups != 0 || w.dim(1) != channels / groups ||
       (bias.defined() && bias.shape() != Shape{w.dim(0)}))
     throw ShapeError(fmt::format("[{}] got x {}, w {}, bias {}, groups {}, expected w [Co, Ci / groups, taps] and bias [Co]", op, x.shape().str(),
                                  w.shape().str(), bias.defined() ? bias.shape().str() : "none", groups));
   if (stride < 1 || dilation < 1) throw ShapeError(fmt::format("[{}] got stride {} and dilation {}, expected at least 1", op, stride, dilation));
+  if (padding < 0) throw ShapeError(fmt::format("[{}] got a padding of {}, expected at least 0", op, padding));
+  if (std::min(w.dim(2), w.dim(-1)) < 1) throw ShapeError(fmt::format("[{}] got w {}, expected at least one tap", op, w.shape().str()));
+  for (const Tensor* t : {&w, &bias})
+    if (t->defined() && t->dtype() != x.dtype())
+      throw ShapeError(fmt::format("[{}] element types differ: got {} and {}", op, name_of(x.dtype()), name_of(t->dtype())));
   if (out_size < 1) throw ShapeError(fmt::format("[{}] the kernel {} reaches beyond the padded input {}", op, w.shape().str(), x.shape().str()));
 }
 
@@ -62,7 +69,7 @@ Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvOp
   if (x.rank() != 3 || w.rank() != 3)
     throw ShapeError(fmt::format("[conv1d] got x {} and w {}, expected x [B, N, Ci] and w [Co, Ci / groups, taps]", x.shape().str(), w.shape().str()));
   const i64 n = output_size(x.dim(1), w.dim(2), o.stride, o.dilation, o.pad_before + o.pad_after);
-  check("conv1d", x, w, bias, o.groups, o.stride, o.dilation, n);
+  check("conv1d", x, w, bias, o.groups, o.stride, o.dilation, std::min(o.pad_before, o.pad_after), n);
   kernels::Conv2d c{.B = x.dim(0), .Hi = 1, .Wi = x.dim(1), .Ci = x.dim(2), .Co = w.dim(0), .Kh = 1, .Kw = w.dim(2)};
   c.stride_w = o.stride;
   c.dilation_w = o.dilation;
@@ -78,7 +85,8 @@ Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const Conv2d
         fmt::format("[conv2d] got x {} and w {}, expected x [B, H, W, Ci] and w [Co, Ci / groups, Kh, Kw]", x.shape().str(), w.shape().str()));
   const i64 h = output_size(x.dim(1), w.dim(2), o.stride_h, o.dilation_h, o.pad_top + o.pad_bottom);
   const i64 n = output_size(x.dim(2), w.dim(3), o.stride_w, o.dilation_w, o.pad_left + o.pad_right);
-  check("conv2d", x, w, bias, o.groups, std::min(o.stride_h, o.stride_w), std::min(o.dilation_h, o.dilation_w), std::min(h, n));
+  check("conv2d", x, w, bias, o.groups, std::min(o.stride_h, o.stride_w), std::min(o.dilation_h, o.dilation_w),
+        std::min({o.pad_top, o.pad_bottom, o.pad_left, o.pad_right}), std::min(h, n));
   kernels::Conv2d c{.B = x.dim(0), .Hi = x.dim(1), .Wi = x.dim(2), .Ci = x.dim(3), .Co = w.dim(0), .Kh = w.dim(2), .Kw = w.dim(3)};
   c.stride_h = o.stride_h;
   c.stride_w = o.stride_w;

@@ -27,12 +27,12 @@ struct Dropout final : Node {
   std::vector<i64> rows;
   SavedTensor x;   // only when that costs nothing: then the output need not be kept either
   Dropout(const Tensor& x_, double p_, RngKey k, std::vector<i64> r) : p(p_), key(k), rows(std::move(r)) {
-    const Node* source = Tape::current()->node(x_.grad_ref());
-    if (source && source->can_replay()) x = SavedTensor(x_);
+    if (is_replayable(x_)) x = SavedTensor(x_);
   }
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override { return {apply(dy, p, key, rows)}; }
-  bool can_replay() const override { return x.defined(); }
+  bool can_replay() const override { return x.free_to_keep(); }
+  int replay_depth() const override { return x.replay_depth() + 1; }
   Tensor replay() const override { return apply(x.get(kName), p, key, rows); }
 };
 

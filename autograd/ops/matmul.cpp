@@ -85,7 +85,7 @@ struct Matmul final : Node {         // da = dy b^T,  db = a^T dy
   }
 };
 
-Tensor flat(const Tensor& x) { return x.view({x.dim(-1) == 0 ? 0 : x.numel() / x.dim(-1), x.dim(-1)}); }
+Tensor flat(const Tensor& x) { return x.view({x.shape().without(-1).numel(), x.dim(-1)}); }
 
 Tensor affine(const Tensor& x, const Tensor& w, const Tensor& bias) {
   const Tensor rows = flat(x.detach());
@@ -142,8 +142,9 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   if (x.rank() < 1 || w.rank() != 2 || x.dim(-1) != w.dim(0) || (bias.defined() && bias.shape() != Shape{w.dim(1)}))
     throw ShapeError(fmt::format("[linear] got x {}, w {}, bias {}, expected x [..., in], w [in, out], bias [out]", x.shape().str(), w.shape().str(),
                                  bias.defined() ? bias.shape().str() : "none"));
-  if (x.dtype() != w.dtype())
-    throw ShapeError(fmt::format("[linear] element types differ: got {} and {}", name_of(x.dtype()), name_of(w.dtype())));
+  for (const Tensor* t : {&w, &bias})
+    if (t->defined() && t->dtype() != x.dtype())
+      throw ShapeError(fmt::format("[linear] element types differ: got {} and {}", name_of(x.dtype()), name_of(t->dtype())));
   return record<Linear>(affine(x, w, bias), {&x, &w, &bias}, x, w, bias);
 }
 

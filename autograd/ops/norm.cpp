@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "autograd/node.h"
@@ -24,7 +25,7 @@ template <bool kCentred> struct Norm final : Node {
       : x(x_, Keep::Exact), gain(g, Keep::Exact), bias(b, Keep::Exact), mean(std::move(mean_)), rstd(std::move(rstd_)) {}
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& up) override {
-    const Tensor in = x.get(kName).to_contiguous(), g = gain.get(kName), dy = up.to_contiguous();
+    const Tensor in = x.get(kName).to_contiguous(), g = gain.get(kName).to_contiguous(), dy = up.to_contiguous();
     Tensor dx = Tensor::empty_like(in), dg = Tensor::empty_like(g), db = kCentred ? Tensor::empty_like(g) : Tensor();
     with_float(kName, in.dtype(), [&](auto t) {
       using T = decltype(t);
@@ -35,8 +36,10 @@ template <bool kCentred> struct Norm final : Node {
     return {dx, dg};
   }
   bool can_replay() const override { return true; }
+  int replay_depth() const override { return std::max({x.replay_depth(), gain.replay_depth(), bias.replay_depth()}) + 1; }
   Tensor replay() const override {
-    const Tensor in = x.get(kName).to_contiguous(), g = gain.get(kName), b = bias.get(kName);
+    const Tensor in = x.get(kName).to_contiguous(), g = gain.get(kName).to_contiguous();
+    const Tensor b = kCentred ? bias.get(kName).to_contiguous() : Tensor();
     Tensor y = Tensor::empty_like(in);
     with_float(kName, in.dtype(), [&](auto t) {
       using T = decltype(t);
@@ -55,12 +58,15 @@ Result run(std::string_view op, const Tensor& x, const Tensor& gain, const Tenso
   if (x.rank() < 1 || gain.shape() != Shape{x.dim(-1)} || (centred && bias.shape() != gain.shape()))
     throw ShapeError(fmt::format("[{}] got x {} and gain {}, expected x [..., D] and gain{} [D]", op, x.shape().str(), gain.shape().str(),
                                  centred ? ", bias" : ""));
-  const Tensor in = x.detach().to_contiguous();
+  for (const Tensor* t : {&gain, &bias})
+    if (t->defined() && t->dtype() != x.dtype())
+      throw ShapeError(fmt::format("[{}] element types differ: got {} and {}", op, name_of(x.dtype()), name_of(t->dtype())));
+  const Tensor in = x.detach().to_contiguous(), g = gain.detach().to_contiguous(), b = centred ? bias.detach().to_contiguous() : Tensor();
   const Shape rows{rows_of(in)};
   Result r{Tensor::empty_like(in), centred ? Tensor::empty(rows, x.dtype()) : Tensor(), Tensor::empty(rows, x.dtype())};
   with_float(op, x.dtype(), [&](auto t) {
     using T = decltype(t);
-    kernels::norm(in.ptr<T>(), gain.ptr<T>(), centred ? bias.ptr<T>() : nullptr, eps, rows[0], in.dim(-1), r.y.mut_ptr<T>(), optional_ptr<T>(r.mean),
+    kernels::norm(in.ptr<T>(), g.ptr<T>(), optional_ptr<T>(b), eps, rows[0], in.dim(-1), r.y.mut_ptr<T>(), optional_ptr<T>(r.mean),
                   r.rstd.mut_ptr<T>());
   });
   return r;

@@ -15,11 +15,11 @@ namespace {
 template <class N> struct Keeper : Node {   // a view of something cheap is cheap as well
   SavedTensor source;
   explicit Keeper(const Tensor& x) {
-    const Node* node = Tape::current()->node(x.grad_ref());
-    if (node && node->can_replay()) source = SavedTensor(x);
+    if (is_replayable(x)) source = SavedTensor(x);
   }
   std::string_view name() const override { return N::kName; }
-  bool can_replay() const override { return source.defined(); }
+  bool can_replay() const override { return source.free_to_keep(); }
+  int replay_depth() const override { return source.replay_depth() + 1; }
   Tensor replay() const override { return static_cast<const N*>(this)->forward(source.get(N::kName)); }
 };
 
@@ -333,6 +333,7 @@ Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, i64 size) {
   const int a = x.shape().axis(axis);
   if (index.shape() != Shape{x.shape()[a]})
     throw ShapeError(fmt::format("[scatter_add] got index {}, expected [{}]", index.shape().str(), x.shape()[a]));
+  if (size < 0) throw ShapeError(fmt::format("[scatter_add] got size {}, expected at least 0", size));
   const Tensor at = index.to_contiguous();
   check_index("scatter_add", at, size);
   return record<ScatterAdd>(put_add(x, a, at, size), {&x}, a, at);

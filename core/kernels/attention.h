@@ -21,7 +21,7 @@ class Pattern {
   virtual Cover cover(i64 b, i64 h, i64 q0, i64 q1, i64 k0, i64 k1) const = 0;
   // allowed[j - k0] for keys [k0, k1) of query i. Called for Partial tiles only. allowed comes in filled with 1; clear what is forbidden.
   virtual void row(i64 b, i64 h, i64 i, i64 k0, i64 k1, std::uint8_t* allowed) const = 0;
-  // Key tiles (of `tile` keys) that query rows [q0,q1) need, ascending, into `out`. Default: asks cover() for every tile.
+  // Key tiles (of `tile` keys) that query rows [q0,q1) need, ascending, appended to `out`. Default: asks cover() for every tile.
   virtual void key_tiles(i64 b, i64 h, i64 q0, i64 q1, i64 keys, i64 tile, std::vector<i64>& out) const;
   virtual bool same_for_samples() const { return true; }   // cover/row do not depend on b
   virtual bool same_for_heads() const { return true; }     // cover/row do not depend on h

@@ -6,7 +6,6 @@
 namespace tapeformer::kernels {
 
 void Pattern::key_tiles(i64 b, i64 h, i64 q0, i64 q1, i64 keys, i64 tile, std::vector<i64>& out) const {
-  out.clear();
   for (i64 k0 = 0; k0 < keys; k0 += tile) {
     if (cover(b, h, q0, q1, k0, std::min(k0 + tile, keys)) != Cover::None) out.push_back(k0 / tile);
   }
@@ -15,36 +14,56 @@ void Pattern::key_tiles(i64 b, i64 h, i64 q0, i64 q1, i64 keys, i64 tile, std::v
 namespace attention_tiles {
 namespace {
 
+// Rows of a head lie far apart in a [B, N, H d] tensor, where the hardware does not see the next one coming.
+void prefetch_row(const float* x, i64 d) {
+  for (i64 c = 0; c < d; c += 16) __builtin_prefetch(x + c);
+}
+constexpr i64 kAhead = 8;
+
 // Rows [0, rows) of x, zeros where the row is not real, then zeros up to kTile rows.
-template <class Real> void pack_rows(float* to, const float* x, i64 stride, i64 rows, i64 d, i64 dp, Real&& real) {
+template <class Real>
+void pack_rows(float* to, const float* x, i64 stride, i64 rows, i64 d, i64 dp, Real&& real) {
   for (i64 i = 0; i < kTile; ++i, to += dp) {
     const bool copy = i < rows && real(i);
+    if (i + kAhead < rows) prefetch_row(x + (i + kAhead) * stride, d);
     if (copy) std::copy(x + i * stride, x + i * stride + d, to);
     std::fill(to + (copy ? d : 0), to + dp, 0.0f);
   }
 }
 
-template <class Real> void pack_transposed(float* to, const float* x, i64 stride, i64 keys, i64 padded, i64 d, Real&& real) {
+template <class Real>
+void pack_transposed(float* to, const float* x, i64 stride, i64 keys, i64 padded, i64 d, Real&& real) {
   for (i64 j = 0; j < padded; ++j) {
     const bool copy = j < keys && real(j);
+    if (j + kAhead < keys) prefetch_row(x + (j + kAhead) * stride, d);
     const float* from = x + j * stride;
     for (i64 c = 0; c < d; ++c) to[c * padded + j] = copy ? from[c] : 0.0f;
   }
+}
+
+float dot(const float* x, const float* y, i64 n) {  // in sixteen sums, so that the compiler may use vectors
+  float part[16] = {};
+  i64 c = 0;
+  for (; c + 16 <= n; c += 16)
+    for (int lane = 0; lane < 16; ++lane) part[lane] += x[c + lane] * y[c + lane];
+  for (int lane = 0; c + lane < n; ++lane) part[lane] += x[c + lane] * y[c + lane];
+  for (int half = 8; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) part[lane] += part[lane + half];
+  return part[0];
 }
 
 const float* head_rows(const RowsView<const float>& x, i64 b, i64 h) { return x.p + b * x.b + h * x.h; }
 
 }  // namespace
 
-i64 Head::forward_floats(const Sizes& s) { return kTile * (s.q_tiles * s.dp + s.k_tiles * (s.d + s.dvp)); }
+i64 Head::forward_floats(const Sizes& s) { return kTile * s.k_tiles * (s.d + s.dvp); }
 
 i64 Head::backward_floats(const Sizes& s) {
-  return kTile * (s.q_tiles * (s.dp + s.dvp + 3) + s.k_tiles * (s.d + s.dp + s.dv)) + 64;
+  return kTile * (s.q_tiles * (s.dp + s.dvp + 5) + s.k_tiles * (s.d + s.dp + s.dv));
 }
 
 void Head::place_forward(float* memory) {
-  q = memory;
-  v = q + kTile * size->q_tiles * size->dp;
+  v = memory;
   keys_t = v + kTile * size->k_tiles * size->dvp;
 }
 
@@ -52,23 +71,25 @@ void Head::place_backward(float* memory) {
   q = memory;
   d_o = q + kTile * size->q_tiles * size->dp;
   row = d_o + kTile * size->q_tiles * size->dvp;
-  keys = row + 3 * kTile * size->q_tiles;
+  row_keys = reinterpret_cast<std::uint64_t*>(row + 3 * kTile * size->q_tiles);
+  keys = row + 5 * kTile * size->q_tiles;
   keys_t = keys + kTile * size->k_tiles * size->dp;
   values_t = keys_t + kTile * size->k_tiles * size->d;
 }
 
-void Head::pack_query_tile(i64 tile) const {
+void Head::pack_query_tile(i64 tile, float* to) const {
   const i64 i0 = tile * kTile;
-  pack_rows(q + i0 * size->dp, head_rows(a->q, b, h) + i0 * a->q.n, a->q.n, size->rows(tile), size->d, size->dp,
+  pack_rows(to, head_rows(a->q, b, h) + i0 * a->q.n, a->q.n, size->rows(tile), size->d, size->dp,
             [&](i64 i) { return real_query(i0 + i); });
 }
 
 void Head::pack_key_tile(i64 tile) const {
   const i64 j0 = tile * kTile;
   const auto real = [&](i64 j) { return real_key(j0 + j); };
-  pack_transposed(keys_t + j0 * size->d, head_rows(a->k, b, h) + j0 * a->k.n, a->k.n, size->keys(tile), size->padded_keys(tile),
-                  size->d, real);
-  pack_rows(v + j0 * size->dvp, head_rows(a->v, b, h) + j0 * a->v.n, a->v.n, size->keys(tile), size->dv, size->dvp, real);
+  pack_transposed(keys_t + j0 * size->d, head_rows(a->k, b, h) + j0 * a->k.n, a->k.n, size->keys(tile),
+                  size->padded_keys(tile), size->d, real);
+  pack_rows(v + j0 * size->dvp, head_rows(a->v, b, h) + j0 * a->v.n, a->v.n, size->keys(tile), size->dv, size->dvp,
+            real);
 }
 
 void Head::pack_key_tile_backward(i64 tile) const {
@@ -82,8 +103,9 @@ void Head::pack_key_tile_backward(i64 tile) const {
 
 void Head::pack_query_tile_backward(i64 tile, RowsView<const float> o, const float* row_max, const float* row_lse,
                                     RowsView<const float> grad) const {
-  pack_query_tile(tile);
   const i64 i0 = tile * kTile, count = size->rows(tile), all = kTile * size->q_tiles;
+  pack_query_tile(tile, q + i0 * size->dp);
+  for (i64 i = 0; i < count && a->dropout > 0; ++i) row_keys[i0 + i] = row_key(i0 + i);
   const float* g = head_rows(grad, b, h) + i0 * grad.n;
   pack_rows(d_o + i0 * size->dvp, g, grad.n, count, size->dv, size->dvp, [&](i64 i) { return real_query(i0 + i); });
   const i64 stats = (b * a->H + h) * size->N + i0;
@@ -93,12 +115,9 @@ void Head::pack_query_tile_backward(i64 tile, RowsView<const float> o, const flo
       out[0] = out[all] = out[2 * all] = 0.0f;
       continue;
     }
-    const float *oi = head_rows(o, b, h) + (i0 + i) * o.n, *gi = g + i * grad.n;
-    float sum = 0;
-    for (i64 c = 0; c < size->dv; ++c) sum += oi[c] * gi[c];
     out[0] = row_max[stats + i];
     out[all] = row_lse[stats + i];
-    out[2 * all] = sum;
+    out[2 * all] = dot(head_rows(o, b, h) + (i0 + i) * o.n, g + i * grad.n, size->dv);
   }
 }
 
@@ -119,7 +138,11 @@ void Head::fill_bias(i64 query_tile, i64 key_tile, float* to) const {
 void Head::key_tiles(i64 query_tile, std::vector<i64>& out) const {
   const i64 q0 = query_tile * kTile, q1 = q0 + size->rows(query_tile);
   const i64 seen = a->causal ? std::min(size->M, q1) : size->M;
-  if (a->pattern != nullptr) return a->pattern->key_tiles(b, h, q0, q1, seen, kTile, out);
+  if (a->pattern != nullptr) {
+    a->pattern->key_tiles(b, h, q0, q1, size->M, kTile, out);
+    while (!out.empty() && out.back() >= tiles_of(seen)) out.pop_back();
+    return;
+  }
   out.resize(static_cast<std::size_t>(tiles_of(seen)));
   for (std::size_t t = 0; t < out.size(); ++t) out[t] = static_cast<i64>(t);
 }
@@ -140,7 +163,8 @@ void Head::find_users() {
 }
 
 bool TileMask::build(const Head& head, i64 query_tile, i64 key_tile) {
-  const i64 q0 = query_tile * kTile, k0 = key_tile * kTile, rows = head.size->rows(query_tile), keys = head.size->keys(key_tile);
+  const i64 q0 = query_tile * kTile, k0 = key_tile * kTile, rows = head.size->rows(query_tile),
+            keys = head.size->keys(key_tile);
   const auto* a = head.a;
   if (a->causal && k0 > q0 + rows - 1) return false;
   const bool causal = a->causal && k0 + keys - 1 > q0;

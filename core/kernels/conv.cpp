@@ -1,4 +1,5 @@
-// conv.cpp: oneDNN convolutions on pieces of the batch, one thread each; how the batch is cut follows from its size alone.
+// conv.cpp: oneDNN convolutions on pieces of the batch, one thread each; how the batch is cut follows from its size
+// alone.
 #include "core/kernels/conv.h"
 
 #include <algorithm>
@@ -21,13 +22,29 @@ enum class Direction { Forward, Data, Weights };
 struct Plan {
   dnnl::primitive primitive;
   memory::desc x, w, y, bias, scratchpad;
-  memory::desc w_plain;   // the caller's layout; w is what the primitive wants
+  memory::desc w_plain;  // the caller's layout; w is what the primitive wants
 };
 
 using Key = std::array<i64, 18>;
 Key key_of(const Conv2d& c, Direction direction, bool bias) {
-  return {c.B,          c.Hi,         c.Wi,         c.Ci,       c.Co,      c.Kh,         c.Kw,       c.stride_h,  c.stride_w,
-          c.dilation_h, c.dilation_w, c.groups,     c.pad_top,  c.pad_bottom, c.pad_left, c.pad_right, static_cast<i64>(direction), bias};
+  return {c.B,
+          c.Hi,
+          c.Wi,
+          c.Ci,
+          c.Co,
+          c.Kh,
+          c.Kw,
+          c.stride_h,
+          c.stride_w,
+          c.dilation_h,
+          c.dilation_w,
+          c.groups,
+          c.pad_top,
+          c.pad_bottom,
+          c.pad_left,
+          c.pad_right,
+          static_cast<i64>(direction),
+          bias};
 }
 
 Plan create(const Conv2d& c, Direction direction, bool bias) {
@@ -59,13 +76,15 @@ Plan create(const Conv2d& c, Direction direction, bool bias) {
     p.primitive = dnnl::convolution_forward(forward);
   } else if (direction == Direction::Data) {
     const dnnl::convolution_backward_data::primitive_desc chosen(
-        dnnl::convolution_backward_data::desc(direct, p.x, any, p.y, strides, dilates, before, after), attr, engine, forward);
+        dnnl::convolution_backward_data::desc(direct, p.x, any, p.y, strides, dilates, before, after), attr, engine,
+        forward);
     p.w = chosen.weights_desc();
     p.scratchpad = chosen.scratchpad_desc();
     p.primitive = dnnl::convolution_backward_data(chosen);
   } else {
     const dnnl::convolution_backward_weights::primitive_desc chosen(
-        dnnl::convolution_backward_weights::desc(direct, p.x, any, p.y, strides, dilates, before, after), attr, engine, forward);
+        dnnl::convolution_backward_weights::desc(direct, p.x, any, p.y, strides, dilates, before, after), attr, engine,
+        forward);
     p.w = chosen.diff_weights_desc();
     p.scratchpad = chosen.scratchpad_desc();
     p.primitive = dnnl::convolution_backward_weights(chosen);
@@ -140,7 +159,8 @@ void grad_data(const Conv2d& c, const float* w, const float* dy, float* dx) {
 void grad_weights(const Conv2d& c, const float* x, const float* dy, float* dw) {
   const Conv2d piece = piece_of(c);
   const Plan plan = plan_for(piece, Direction::Weights, false);
-  const i64 pieces = c.B / piece.B, slots = std::min<i64>(pieces, 8), size = static_cast<i64>(plan.w.get_size() / sizeof(float));
+  const i64 pieces = c.B / piece.B, slots = std::min<i64>(pieces, 8),
+            size = static_cast<i64>(plan.w.get_size() / sizeof(float));
   Storage storage(static_cast<std::size_t>(2 * slots * size) * sizeof(float));
   float* sums = reinterpret_cast<float*>(storage.data());
   parallel_for(slots, 1, [&](i64 begin, i64 end) {
@@ -162,7 +182,8 @@ void grad_weights(const Conv2d& c, const float* x, const float* dy, float* dw) {
 }
 
 void grad_bias(const Conv2d& c, const float* dy, float* db) {
-  const i64 rows = output_floats(c) / c.Co, grain = std::max<i64>((rows + 31) / 32, 256), chunks = (rows + grain - 1) / grain;
+  const i64 rows = output_floats(c) / c.Co, grain = std::max<i64>((rows + 31) / 32, 256),
+            chunks = (rows + grain - 1) / grain;
   std::vector<float> sums(static_cast<std::size_t>(chunks * c.Co), 0.0f);
   parallel_for(rows, grain, [&](i64 begin, i64 end) {
     float* sum = sums.data() + begin / grain * c.Co;
@@ -178,7 +199,8 @@ void grad_bias(const Conv2d& c, const float* dy, float* db) {
 
 }  // namespace
 
-template <> void conv2d(const Conv2d& c, const float* x, const float* w, const float* bias, float* y) {
+template <>
+void conv2d(const Conv2d& c, const float* x, const float* w, const float* bias, float* y) {
   if (output_floats(c) == 0) return;
   counters::add_matmul(2 * multiply_adds(c));
   const counters::Timed timed;
@@ -196,7 +218,8 @@ template <> void conv2d(const Conv2d& c, const float* x, const float* w, const f
   });
 }
 
-template <> void conv2d_grad(const Conv2d& c, const float* x, const float* w, const float* dy, float* dx, float* dw, float* db) {
+template <>
+void conv2d_grad(const Conv2d& c, const float* x, const float* w, const float* dy, float* dx, float* dw, float* db) {
   counters::add_matmul(2 * multiply_adds(c) * ((dx != nullptr) + (dw != nullptr)));
   const counters::Timed timed;
   if (output_floats(c) == 0) {
@@ -210,13 +233,16 @@ template <> void conv2d_grad(const Conv2d& c, const float* x, const float* w, co
   if (db) grad_bias(c, dy, db);
 }
 
-template <> void conv2d(const Conv2d& c, const double* x, const double* w, const double* bias, double* y) {
+template <>
+void conv2d(const Conv2d& c, const double* x, const double* w, const double* bias, double* y) {
   counters::add_matmul(2 * multiply_adds(c));
   const counters::Timed timed;
   conv2d_reference(c, x, w, bias, y);
 }
 
-template <> void conv2d_grad(const Conv2d& c, const double* x, const double* w, const double* dy, double* dx, double* dw, double* db) {
+template <>
+void conv2d_grad(const Conv2d& c, const double* x, const double* w, const double* dy, double* dx, double* dw,
+                 double* db) {
   counters::add_matmul(2 * multiply_adds(c) * ((dx != nullptr) + (dw != nullptr)));
   const counters::Timed timed;
   conv2d_grad_reference(c, x, w, dy, dx, dw, db);

@@ -19,7 +19,7 @@ struct Product {  // an empty primitive means: no fast code for these strides
 };
 
 Key key_of(const Spec& s) {
-  return {s.batch, s.m,     s.n,     s.k,       s.a_batch, s.a_row,      s.a_col, s.b_batch,
+  return {s.batch, s.m,     s.n,       s.k,     s.a_batch, s.a_row,      s.a_col, s.b_batch,
           s.b_row, s.b_col, s.c_batch, s.c_row, s.bias,    s.accumulate, s.bf16};
 }
 
@@ -87,10 +87,20 @@ Cache& cache() {
 
 }  // namespace
 
-bool bf16_is_fast() {
+bool has_bf16() {
 #if defined(__x86_64__)
   static const bool yes = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vl");
   return yes;
+#else
+  return false;
+#endif
+}
+
+bool bf16_is_fast() {
+#if defined(__x86_64__)
+  static const bool amx = dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx;
+  static const bool slow = __builtin_cpu_is("intel") && !__builtin_cpu_is("cooperlake") && !amx;
+  return has_bf16() && !slow;
 #else
   return false;
 #endif

@@ -1,4 +1,5 @@
-// dnnl_matmul.h: one single-threaded oneDNN matrix product; the only user is gemm.cpp, which cuts large products into tiles.
+// dnnl_matmul.h: one single-threaded oneDNN matrix product; the only user is gemm.cpp, which cuts large products into
+// tiles.
 #pragma once
 #include "core/shape.h"
 
@@ -13,9 +14,11 @@ struct Spec {  // c[b] (+)= a[b] B[b] + bias, element (b, i, j) at b*batch + i*r
   bool bf16 = false;  // a and b hold BF16; c stays f32
 };
 
-bool bf16_is_fast();  // the CPU multiplies bf16 in hardware
+bool has_bf16();      // the CPU has bf16 instructions
+bool bf16_is_fast();  // and they beat f32: true on AMD and with AMX; Intel's AVX-512 bf16 runs at half the rate of f32
 
-// Runs on the calling thread alone. False when oneDNN has no fast code for these strides: pack the operands and call again.
+// Runs on the calling thread alone. False when oneDNN has no fast code for these strides: pack the operands and call
+// again.
 bool run(const Spec&, const void* a, const void* b, float* c, const float* bias);
 
 }  // namespace tapeformer::kernels::dnnl_matmul

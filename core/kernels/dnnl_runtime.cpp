@@ -19,12 +19,12 @@ dnnl::stream& stream() {
 
 void* scratchpad(std::size_t bytes) {
   struct Free {
-    void operator()(void* p) const { ::operator delete(p, std::align_val_t{64}); }
+    void operator()(void* p) const { ::operator delete (p, std::align_val_t{64}); }
   };
   thread_local std::unique_ptr<void, Free> buffer;
   thread_local std::size_t capacity = 0;
   if (bytes > capacity) {
-    buffer.reset(::operator new(bytes, std::align_val_t{64}));
+    buffer.reset(::operator new (bytes, std::align_val_t{64}));
     capacity = bytes;
   }
   return buffer.get();

@@ -72,14 +72,25 @@ template <class T> void kept_row(const T* x, const std::uint8_t* keep, i64 n, T*
   for (i64 j = 0; j < n; ++j) y[j] = keep[j] ? y[j] / sum : T(0);
 }
 
+template <class T> void kept_log_row(const T* x, const std::uint8_t* keep, i64 n, T* y) {
+  T high = -std::numeric_limits<T>::infinity();
+  for (i64 j = 0; j < n; ++j)
+    if (keep[j]) high = std::max(high, x[j]);
+  T sum = 0;
+  for (i64 j = 0; j < n; ++j)
+    if (keep[j]) sum += std::exp(x[j] - high);
+  const T log_sum = std::log(sum);
+  for (i64 j = 0; j < n; ++j) y[j] = keep[j] ? x[j] - high - log_sum : T(0);
+}
+
 }  // namespace
 
-template <class T> void softmax(const T* x, const std::uint8_t* keep, i64 rows_per_keep, i64 rows, i64 columns, T* y) {
+template <class T> void softmax(const T* x, const std::uint8_t* keep, i64 rows, i64 columns, T* y) {
   if (columns == 0) return;
   for_rows(rows, columns, [&](i64 r) {
     const T* in = x + r * columns;
     T* out = y + r * columns;
-    if (keep) return kept_row(in, keep + r / rows_per_keep * columns, columns, out);
+    if (keep) return kept_row(in, keep + r * columns, columns, out);
     const T inverse = 1 / exponentials(in, *std::max_element(in, in + columns), columns, out);
     for (i64 j = 0; j < columns; ++j) out[j] *= inverse;
   });
@@ -94,32 +105,35 @@ template <class T> void softmax_grad(const T* y, const T* dy, i64 rows, i64 colu
   });
 }
 
-template <class T> void log_softmax(const T* x, i64 rows, i64 columns, T* y) {
+template <class T> void log_softmax(const T* x, const std::uint8_t* keep, i64 rows, i64 columns, T* y) {
   if (columns == 0) return;
   for_rows(rows, columns, [&](i64 r) {
     const T* in = x + r * columns;
     T* out = y + r * columns;
+    if (keep) return kept_log_row(in, keep + r * columns, columns, out);
     const T high = *std::max_element(in, in + columns);
     const T log_sum = std::log(exponentials(in, high, columns, out));
     for (i64 j = 0; j < columns; ++j) out[j] = in[j] - high - log_sum;
   });
 }
 
-template <class T> void log_softmax_grad(const T* y, const T* dy, i64 rows, i64 columns, T* dx) {
+template <class T> void log_softmax_grad(const T* y, const std::uint8_t* keep, const T* dy, i64 rows, i64 columns, T* dx) {
   for_rows(rows, columns, [&](i64 r) {
     const i64 at = r * columns;
+    const auto kept = [&](i64 j) { return !keep || keep[at + j]; };
     double sum = 0;
-    for (i64 j = 0; j < columns; ++j) sum += static_cast<double>(dy[at + j]);
+    for (i64 j = 0; j < columns; ++j)
+      if (kept(j)) sum += static_cast<double>(dy[at + j]);
     exponentials(y + at, T(0), columns, dx + at);
-    for (i64 j = 0; j < columns; ++j) dx[at + j] = dy[at + j] - dx[at + j] * static_cast<T>(sum);
+    for (i64 j = 0; j < columns; ++j) dx[at + j] = kept(j) ? dy[at + j] - dx[at + j] * static_cast<T>(sum) : T(0);
   });
 }
 
 #define INSTANTIATE(T)                                                              \
-  template void softmax(const T*, const std::uint8_t*, i64, i64, i64, T*);          \
+  template void softmax(const T*, const std::uint8_t*, i64, i64, T*);          \
   template void softmax_grad(const T*, const T*, i64, i64, T*);                     \
-  template void log_softmax(const T*, i64, i64, T*);                                \
-  template void log_softmax_grad(const T*, const T*, i64, i64, T*);
+  template void log_softmax(const T*, const std::uint8_t*, i64, i64, T*);                                \
+  template void log_softmax_grad(const T*, const std::uint8_t*, const T*, i64, i64, T*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

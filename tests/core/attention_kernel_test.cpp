@@ -58,18 +58,20 @@ struct Sparse final : Pattern {  // about one pair in `every`, different for eac
 struct Case {
   i64 B, H, N, M, d, dv;
   bool causal = false, padding = false, views = false, key_bias = false;
-  int pair_bias = 0;   // 1 = for each sample, 2 = shared by the samples, 3 = by samples and heads
+  int pair_bias = 0;  // 1 = for each sample, 2 = shared by the samples, 3 = by samples and heads
   double dropout = 0;
   const Pattern* pattern = nullptr;
 };
 
-template <class T> std::vector<T> random_values(i64 n, std::uint64_t seed) {
+template <class T>
+std::vector<T> random_values(i64 n, std::uint64_t seed) {
   std::vector<T> v(static_cast<std::size_t>(n));
   for (i64 i = 0; i < n; ++i) v[i] = static_cast<T>(static_cast<float>(2 * RngKey(seed).uniform(std::uint64_t(i)) - 1));
   return v;
 }
 
-template <class T> struct Problem {
+template <class T>
+struct Problem {
   std::vector<T> qkv, d_out, key_bias, pair_bias, o, max, lse, grads, dkey_bias, dpair_bias;
   std::vector<std::uint8_t> query_mask, key_mask;
   std::vector<i64> rows;
@@ -82,7 +84,8 @@ template <class T> struct Problem {
     a.scale = 1 / std::sqrt(double(c.d));
     a.causal = c.causal;
     a.pattern = c.pattern;
-    const i64 nq = c.B * c.H * c.N * c.d, nk = c.B * c.H * c.M * c.d, nv = c.B * c.H * c.M * c.dv, no = c.B * c.H * c.N * c.dv;
+    const i64 nq = c.B * c.H * c.N * c.d, nk = c.B * c.H * c.M * c.d, nv = c.B * c.H * c.M * c.dv,
+              no = c.B * c.H * c.N * c.dv;
     qkv = random_values<T>(nq + nk + nv, 1);
     d_out = random_values<T>(no, 2);
     const T nan = std::numeric_limits<T>::quiet_NaN();
@@ -92,7 +95,8 @@ template <class T> struct Problem {
     lse = max;
     place(c, a.q, a.k, a.v, static_cast<const T*>(qkv.data()), nq, nk);
     place(c, g.dq, g.dk, g.dv, grads.data(), nq, nk);
-    out = c.views ? RowsView<T>{o.data(), c.N * c.H * c.dv, c.dv, c.H * c.dv} : RowsView<T>{o.data(), c.H * c.N * c.dv, c.N * c.dv, c.dv};
+    out = c.views ? RowsView<T>{o.data(), c.N * c.H * c.dv, c.dv, c.H * c.dv}
+                  : RowsView<T>{o.data(), c.H * c.N * c.dv, c.N * c.dv, c.dv};
     add_biases(c);
     add_padding(c);
     a.dropout = c.dropout;
@@ -102,7 +106,8 @@ template <class T> struct Problem {
   }
 
   // Either each [B, H, N, d] for itself, or heads side by side: [B, N, H d].
-  template <class P> void place(const Case& c, RowsView<P>& q, RowsView<P>& k, RowsView<P>& v, P* p, i64 nq, i64 nk) {
+  template <class P>
+  void place(const Case& c, RowsView<P>& q, RowsView<P>& k, RowsView<P>& v, P* p, i64 nq, i64 nk) {
     const auto view = [&](P* at, i64 n, i64 d) {
       return c.views ? RowsView<P>{at, n * c.H * d, d, c.H * d} : RowsView<P>{at, c.H * n * d, n * d, d};
     };
@@ -130,10 +135,12 @@ template <class T> struct Problem {
     query_mask.assign(c.B * c.N, 1);
     key_mask.assign(c.B * c.M, 1);
     for (i64 b = 0; b < c.B; ++b) {
-      for (i64 i = 0; i < c.N; ++i) query_mask[b * c.N + i] = b + 1 < c.B ? RngKey(8).bits32(b * c.N + i) % 4 != 0 : i * 3 < c.N;
-      for (i64 j = 0; j < c.M; ++j) key_mask[b * c.M + j] = b + 1 < c.B ? RngKey(9).bits32(b * c.M + j) % 4 != 0 : j * 3 < c.M;
+      for (i64 i = 0; i < c.N; ++i)
+        query_mask[b * c.N + i] = b + 1 < c.B ? RngKey(8).bits32(b * c.N + i) % 4 != 0 : i * 3 < c.N;
+      for (i64 j = 0; j < c.M; ++j)
+        key_mask[b * c.M + j] = b + 1 < c.B ? RngKey(9).bits32(b * c.M + j) % 4 != 0 : j * 3 < c.M;
     }
-    if (c.B > 2) std::fill(key_mask.begin(), key_mask.begin() + c.M, 0);   // a sample without any key
+    if (c.B > 2) std::fill(key_mask.begin(), key_mask.begin() + c.M, 0);  // a sample without any key
     a.query_mask = query_mask.data();
     a.key_mask = key_mask.data();
   }
@@ -164,8 +171,9 @@ void expect_right(const Case& c, double forward = 5e-6, double backward = 2e-5) 
   Problem<double> d(c);
   f.run();
   d.run_reference();
-  const auto label = ::testing::Message() << "B" << c.B << " H" << c.H << " N" << c.N << " M" << c.M << " d" << c.d << " dv" << c.dv
-                                          << " causal" << c.causal << " padding" << c.padding << " dropout" << c.dropout;
+  const auto label = ::testing::Message()
+                     << "B" << c.B << " H" << c.H << " N" << c.N << " M" << c.M << " d" << c.d << " dv" << c.dv
+                     << " causal" << c.causal << " padding" << c.padding << " dropout" << c.dropout;
   EXPECT_LE(difference(f.o, d.o), forward) << label;
   EXPECT_LE(difference(f.grads, d.grads), backward) << label;
   EXPECT_LE(difference(f.dkey_bias, d.dkey_bias), backward) << label;
@@ -176,9 +184,10 @@ void expect_right(const Case& c, double forward = 5e-6, double backward = 2e-5) 
   }
 }
 
-const std::vector<std::array<i64, 6>> kShapes{{1, 1, 1, 1, 1, 1},       {2, 3, 5, 7, 3, 2},      {1, 2, 64, 64, 16, 16},
-                                              {3, 2, 65, 130, 64, 64}, {2, 1, 130, 200, 32, 80}, {1, 1, 1, 300, 64, 64},
-                                              {1, 1, 257, 257, 7, 65}, {4, 5, 33, 40, 8, 24},   {1, 16, 100, 129, 64, 48}};
+const std::vector<std::array<i64, 6>> kShapes{
+    {1, 1, 1, 1, 1, 1},      {2, 3, 5, 7, 3, 2},       {1, 2, 64, 64, 16, 16},
+    {3, 2, 65, 130, 64, 64}, {2, 1, 130, 200, 32, 80}, {1, 1, 1, 300, 64, 64},
+    {1, 1, 257, 257, 7, 65}, {4, 5, 33, 40, 8, 24},    {1, 16, 100, 129, 64, 48}};
 
 TEST(AttentionKernel, MatchesReference) {
   for (auto [B, H, N, M, d, dv] : kShapes)
@@ -195,7 +204,8 @@ TEST(AttentionKernel, BiasesAndTheirGradients) {
 }
 
 TEST(AttentionKernel, Dropout) {
-  for (auto [B, H, N, M, d, dv] : kShapes) expect_right({B, H, N, M, d, dv, false, B > 1, false, false, 0, 0.3}, 1e-5, 3e-5);
+  for (auto [B, H, N, M, d, dv] : kShapes)
+    expect_right({B, H, N, M, d, dv, false, B > 1, false, false, 0, 0.3}, 1e-5, 3e-5);
   expect_right({2, 2, 100, 100, 16, 16, true, true, true, true, 1, 0.5}, 1e-5, 4e-5);
 }
 
@@ -203,7 +213,7 @@ TEST(AttentionKernel, DropoutKeepsTheRightShare) {
   Case c{1, 1, 512, 512, 4, 1};
   c.dropout = 0.25;
   Problem<float> p(c);
-  for (i64 j = 0; j < c.M; ++j) p.qkv[2 * c.N * c.d + j] = 1;   // o_i = kept share of the weights / (1 - p)
+  for (i64 j = 0; j < c.M; ++j) p.qkv[2 * c.N * c.d + j] = 1;  // o_i = kept share of the weights / (1 - p)
   p.run();
   double mean = 0;
   for (float x : p.o) mean += x / double(c.N);
@@ -216,7 +226,8 @@ TEST(AttentionKernel, Patterns) {
   const Sparse sparse(10), thin(300);
   for (const Pattern* pattern : std::vector<const Pattern*>{&narrow, &wide, &blocks, &odd, &sparse, &thin})
     for (bool causal : {false, true})
-      for (i64 heads : {2, 9}) expect_right({2, heads, 200, 230, 16, 16, causal, heads == 9, true, false, 0, 0, pattern});
+      for (i64 heads : {2, 9})
+        expect_right({2, heads, 200, 230, 16, 16, causal, heads == 9, true, false, 0, 0, pattern});
 }
 
 TEST(AttentionKernel, LargeLogits) {
@@ -228,7 +239,9 @@ TEST(AttentionKernel, LargeLogits) {
       const i64 value = static_cast<i64>(RngKey(3).bits32(std::uint64_t(x)) % 3) - 1;
       f.qkv[x] = static_cast<float>(value * 64), d.qkv[x] = static_cast<double>(value * 64);
     }
-    for (i64 x = 0; x < c.d; ++x) f.qkv[x] = f.qkv[c.B * c.H * c.N * c.d + x] = 35.777088f, d.qkv[x] = d.qkv[c.B * c.H * c.N * c.d + x] = 35.777088f;
+    for (i64 x = 0; x < c.d; ++x)
+      f.qkv[x] = f.qkv[c.B * c.H * c.N * c.d + x] = 35.777088f,
+      d.qkv[x] = d.qkv[c.B * c.H * c.N * c.d + x] = 35.777088f;
     f.run();
     d.run_reference();
     EXPECT_LE(difference(f.o, d.o), 5e-6);
@@ -240,11 +253,11 @@ TEST(AttentionKernel, LargeLogits) {
 
 TEST(AttentionKernel, EmptyRowsAreExactlyZero) {
   Case c{3, 2, 150, 150, 16, 16, false, true};
-  const Blocks blocks(32);   // rows 64 to 95 see nothing
+  const Blocks blocks(32);  // rows 64 to 95 see nothing
   c.pattern = &blocks;
   Problem<float> p(c);
   for (i64 b = 0; b < c.B; ++b) {
-    for (i64 i = 0; i < c.N; ++i) {   // what stands in padding reaches nothing
+    for (i64 i = 0; i < c.N; ++i) {  // what stands in padding reaches nothing
       if (p.query_mask[b * c.N + i]) continue;
       for (i64 h = 0; h < c.H; ++h) {
         for (i64 x = 0; x < c.dv; ++x) p.d_out[((b * c.H + h) * c.N + i) * c.dv + x] = NAN;
@@ -266,18 +279,25 @@ TEST(AttentionKernel, EmptyRowsAreExactlyZero) {
 TEST(AttentionKernel, SameBitsForAnyThreadCount) {
   const Window window(40);
   const int before = thread_count();
-  for (Case c : std::vector<Case>{{1, 1, 300, 300, 32, 32}, {2, 3, 200, 200, 64, 64, true, true, true, true, 2, 0.1},
-                                  {4, 5, 130, 130, 16, 16, false, true}, {1, 2, 700, 700, 64, 64, true, false, true, false, 0, 0, &window}}) {
+  for (Case c : std::vector<Case>{{1, 1, 300, 300, 32, 32},
+                                  {2, 3, 200, 200, 64, 64, true, true, true, true, 2, 0.1},
+                                  {4, 5, 130, 130, 16, 16, false, true},
+                                  {1, 2, 700, 700, 64, 64, true, false, true, false, 0, 0, &window}}) {
     std::vector<std::vector<float>> first;
-    for (int threads : {1, 2, 3, 8, 0}) {   // 0: inside of a parallel region
+    for (int threads : {1, 2, 3, 8, 0}) {  // 0: inside of a parallel region
       set_thread_count(threads == 0 ? 2 : threads);
       Problem<float> p(c);
-      if (threads > 0) p.run();
-      else parallel_for(2, 1, [&](i64 begin, i64) { if (begin == 1) p.run(); });
+      if (threads > 0)
+        p.run();
+      else
+        parallel_for(2, 1, [&](i64 begin, i64) {
+          if (begin == 1) p.run();
+        });
       const std::vector<std::vector<float>> all{p.o, p.grads, p.max, p.lse, p.dkey_bias, p.dpair_bias};
       if (first.empty()) first = all;
       for (std::size_t x = 0; x < all.size(); ++x) {
-        EXPECT_EQ(all[x].empty() ? 0 : std::memcmp(first[x].data(), all[x].data(), all[x].size() * sizeof(float)), 0) << threads << " " << x;
+        EXPECT_EQ(all[x].empty() ? 0 : std::memcmp(first[x].data(), all[x].data(), all[x].size() * sizeof(float)), 0)
+            << threads << " " << x;
       }
     }
   }
@@ -292,7 +312,8 @@ TEST(AttentionKernel, AllocatesNothingOfSizeNxM) {
   const auto before = counters::now();
   p.run();
   memory::set_allocation_hook({});
-  EXPECT_LE(total, std::size_t{2} * 4096 * 16 * sizeof(float) * 24);   // 2 heads, some copies of [N, d]; N x N bytes are 16 M
+  EXPECT_LE(total,
+            std::size_t{2} * 4096 * 16 * sizeof(float) * 24);  // 2 heads, some copies of [N, d]; N x N bytes are 16 M
   const auto pairs = counters::now().attention_pairs - before.attention_pairs;
   EXPECT_GE(pairs, 2 * 4096 * 129 - 2 * 65 * 64);
   EXPECT_LE(pairs, 2 * 4096 * 129 * 5 / 4);

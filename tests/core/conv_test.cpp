@@ -33,7 +33,8 @@ struct Problem {
     dy = random_values(c.B * c.Ho() * c.Wo() * c.Co, 4);
   }
   Result run(bool with_bias) const {
-    Result r{std::vector<float>(dy.size(), NAN), std::vector<float>(x.size(), NAN), std::vector<float>(w.size(), NAN), std::vector<float>(bias.size(), NAN)};
+    Result r{std::vector<float>(dy.size(), NAN), std::vector<float>(x.size(), NAN), std::vector<float>(w.size(), NAN),
+             std::vector<float>(bias.size(), NAN)};
     conv2d(c, x.data(), w.data(), with_bias ? bias.data() : nullptr, r.y.data());
     conv2d_grad(c, x.data(), w.data(), dy.data(), r.dx.data(), r.dw.data(), r.db.data());
     return r;
@@ -58,9 +59,11 @@ double difference(const std::vector<float>& x, const std::vector<float>& want) {
 
 std::vector<Conv2d> cases() {
   std::vector<Conv2d> all;
-  const auto add = [&](i64 B, i64 Hi, i64 Wi, i64 Ci, i64 Co, i64 Kh, i64 Kw) -> Conv2d& { return all.emplace_back(Conv2d{B, Hi, Wi, Ci, Co, Kh, Kw}); };
+  const auto add = [&](i64 B, i64 Hi, i64 Wi, i64 Ci, i64 Co, i64 Kh, i64 Kw) -> Conv2d& {
+    return all.emplace_back(Conv2d{B, Hi, Wi, Ci, Co, Kh, Kw});
+  };
   add(2, 7, 9, 3, 5, 3, 3);
-  add(1, 1, 50, 16, 32, 1, 3).pad_left = 2;                 // causal 1-D
+  add(1, 1, 50, 16, 32, 1, 3).pad_left = 2;  // causal 1-D
   auto& speech = add(3, 1, 61, 80, 64, 1, 3);
   speech.stride_w = 2, speech.pad_left = speech.pad_right = 1;
   auto& patches = add(5, 16, 16, 3, 24, 4, 4);
@@ -138,7 +141,8 @@ TEST(Conv, SameBitsForAnyThreadCount) {
       });
       const std::vector<std::vector<float>> now{r.y, r.dx, r.dw, r.db};
       if (first.empty()) first = now;
-      for (int i = 0; i < 4; ++i) EXPECT_EQ(std::memcmp(first[i].data(), now[i].data(), now[i].size() * sizeof(float)), 0) << threads << " " << i;
+      for (int i = 0; i < 4; ++i)
+        EXPECT_EQ(std::memcmp(first[i].data(), now[i].data(), now[i].size() * sizeof(float)), 0) << threads << " " << i;
     }
   }
   set_thread_count(before);

@@ -47,7 +47,8 @@ LoaderConfig config(i64 batch, i64 budget, i64 bucket, int prefetch) {
 }
 
 bool same(const Batch& a, const Batch& b) {
-  return a.rows == b.rows && a.tokens.to_vector() == b.tokens.to_vector() && a.labels.to_vector() == b.labels.to_vector() && a.mask.to_vector() == b.mask.to_vector();
+  return a.rows == b.rows && a.tokens.to_vector() == b.tokens.to_vector() &&
+         a.labels.to_vector() == b.labels.to_vector() && a.mask.to_vector() == b.mask.to_vector();
 }
 
 std::vector<Batch> take(Loader& loader, Cursor& cursor, int n) {
@@ -56,7 +57,8 @@ std::vector<Batch> take(Loader& loader, Cursor& cursor, int n) {
   return out;
 }
 
-const std::vector<LoaderConfig> kConfigs{config(8, 0, 0, 0), config(8, 0, 4, 0), config(16, 90, 0, 0), config(5, 60, 3, 0)};
+const std::vector<LoaderConfig> kConfigs{config(8, 0, 0, 0), config(8, 0, 4, 0), config(16, 90, 0, 0),
+                                         config(5, 60, 3, 0)};
 
 TEST(Loader, EveryEpochHasEverySampleOnce) {
   const Numbers data(101);
@@ -122,7 +124,7 @@ TEST(Loader, CursorMovesIntoTheNextEpoch) {
   Cursor c{0, 2};
   EXPECT_EQ(loader.next(c).size(), 4);
   EXPECT_EQ(c, (Cursor{1, 0}));
-  Cursor past{0, 3};                      // one past the end is the beginning of the next epoch
+  Cursor past{0, 3};  // one past the end is the beginning of the next epoch
   EXPECT_TRUE(same(loader.next(past), loader.next(c)));
   EXPECT_EQ(past, c);
 }
@@ -179,8 +181,10 @@ TEST(Loader, RanksShareTheEpoch) {
         for (i64 row : loader.indices({0, b})) seen.insert(row);
     }
     EXPECT_EQ(std::set<i64>(seen.begin(), seen.end()).size(), seen.size());
-    if (shuffle) EXPECT_EQ(counts.size(), 1u);
-    else EXPECT_EQ(seen.size(), 101u);
+    if (shuffle)
+      EXPECT_EQ(counts.size(), 1u);
+    else
+      EXPECT_EQ(seen.size(), 101u);
   }
 }
 
@@ -191,7 +195,8 @@ TEST(Loader, AugmentationDependsOnEpochAndSampleOnly) {
     Cursor c{epoch, 0};
     const Batch b = l.next(c);
     std::map<i64, double> out;
-    for (i64 i = 0; i < b.size(); ++i) out[b.rows[static_cast<std::size_t>(i)]] = b.labels.to_vector()[static_cast<std::size_t>(i)];
+    for (i64 i = 0; i < b.size(); ++i)
+      out[b.rows[static_cast<std::size_t>(i)]] = b.labels.to_vector()[static_cast<std::size_t>(i)];
     return out;
   };
   EXPECT_EQ(labels(loader, 0), labels(small, 0));
@@ -217,9 +222,12 @@ TEST(Loader, ErrorsOfTheDataReachTheCaller) {
 
 TEST(Loader, Mistakes) {
   const Numbers data(40), none(0);
-  EXPECT_TRUE(contains(message_of([&] { Loader(data, info(), config(0, 0, 0, 0), RngKey(1)); }), "batch_size: got 0, expected at least 1"));
-  EXPECT_TRUE(contains(message_of([&] { Loader(none, info(), config(4, 0, 0, 0), RngKey(1)); }), "the data set has no sample"));
-  EXPECT_TRUE(contains(message_of([&] { Loader(data, info(), config(4, 10, 0, 0), RngKey(1)); }), "more than the token budget of 10"));
+  EXPECT_TRUE(contains(message_of([&] { Loader(data, info(), config(0, 0, 0, 0), RngKey(1)); }),
+                       "batch_size: got 0, expected at least 1"));
+  EXPECT_TRUE(
+      contains(message_of([&] { Loader(none, info(), config(4, 0, 0, 0), RngKey(1)); }), "the data set has no sample"));
+  EXPECT_TRUE(contains(message_of([&] { Loader(data, info(), config(4, 10, 0, 0), RngKey(1)); }),
+                       "more than the token budget of 10"));
 }
 
 TEST(Collate, PadsAtTheEnd) {

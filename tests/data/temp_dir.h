@@ -37,7 +37,8 @@ class TempDir {
 };
 
 // The message of what f throws; "" when it throws nothing.
-template <class F> std::string message_of(F&& f) {
+template <class F>
+std::string message_of(F&& f) {
   try {
     f();
   } catch (const Error& e) {

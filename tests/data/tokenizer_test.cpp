@@ -15,7 +15,8 @@ namespace {
 using Texts = std::vector<std::string>;
 using Ids = std::vector<i64>;
 
-const Texts kTexts{"the cat sat on the mat", "the Dog's cat didn't sit , it 's \xC3\xA9t\xC3\xA9!", "naïve \xE6\x97\xA5\xE6\x9C\xAC cat"};
+const Texts kTexts{"the cat sat on the mat", "the Dog's cat didn't sit , it 's \xC3\xA9t\xC3\xA9!",
+                   "naïve \xE6\x97\xA5\xE6\x9C\xAC cat"};
 
 TokenizerConfig config(const std::string& type) {
   TokenizerConfig c;
@@ -29,7 +30,10 @@ std::string random_text(std::uint64_t seed) {
   const auto size = key.below(1000, 40);
   for (std::uint64_t i = 0; i < size; ++i) {
     const auto pick = key.below(i, 6);
-    out += to_utf8(pick == 0 ? ' ' : pick == 1 ? static_cast<std::int32_t>(0xA1 + key.below(i + 100, 0x700)) : pick == 2 ? 0x1F600 : static_cast<std::int32_t>(33 + key.below(i + 200, 94)));
+    out += to_utf8(pick == 0   ? ' '
+                   : pick == 1 ? static_cast<std::int32_t>(0xA1 + key.below(i + 100, 0x700))
+                   : pick == 2 ? 0x1F600
+                               : static_cast<std::int32_t>(33 + key.below(i + 200, 94)));
   }
   return out;
 }
@@ -72,7 +76,7 @@ TEST(Tokenizer, WordsByFrequencyThenBytes) {
 
 TEST(Tokenizer, LimitsOnVocabulary) {
   TokenizerConfig c = config("word");
-  EXPECT_EQ(train_tokenizer(c, Texts{"a a b"})->vocab(), 4);   // b occurs once
+  EXPECT_EQ(train_tokenizer(c, Texts{"a a b"})->vocab(), 4);  // b occurs once
   c.min_count = 1;
   c.vocab = 4;
   EXPECT_EQ(train_tokenizer(c, Texts{"a a b"})->vocab(), 4);
@@ -96,7 +100,8 @@ TEST(Tokenizer, SavedAndLoaded) {
     }
     const auto again = load_tokenizer(Hdf5File::open(dir / "t.h5"), "/tokenizer");
     EXPECT_EQ(again->vocab(), t->vocab()) << type;
-    for (std::uint64_t seed = 0; seed < 20; ++seed) EXPECT_EQ(again->encode(random_text(seed)), t->encode(random_text(seed))) << type;
+    for (std::uint64_t seed = 0; seed < 20; ++seed)
+      EXPECT_EQ(again->encode(random_text(seed)), t->encode(random_text(seed))) << type;
     for (const std::string& text : kTexts) EXPECT_EQ(again->encode(text), t->encode(text)) << type;
   }
 }
@@ -108,7 +113,8 @@ TEST(Tokenizer, Mistakes) {
   c = config("bpe");
   c.vocab = 100;
   EXPECT_TRUE(contains(message_of([&] { train_tokenizer(c, {}); }), "vocab: got 100, expected at least 259 for bpe"));
-  EXPECT_TRUE(contains(message_of([] { read_config<TokenizerConfig>(ConfigNode::parse("type: wrod", "y")); }), "(did you mean 'word'?)"));
+  EXPECT_TRUE(contains(message_of([] { read_config<TokenizerConfig>(ConfigNode::parse("type: wrod", "y")); }),
+                       "(did you mean 'word'?)"));
 }
 
 TEST(WordSplitter, WordsMarksApostrophesIdeographs) {
@@ -116,8 +122,11 @@ TEST(WordSplitter, WordsMarksApostrophesIdeographs) {
     const auto views = split_words(text);
     return Texts(views.begin(), views.end());
   };
-  EXPECT_EQ(words("Don't stop, it 's 'quoted' (x_1)!"), (Texts{"Don't", "stop", ",", "it", "'s", "'", "quoted", "'", "(", "x_1", ")", "!"}));
-  EXPECT_EQ(words("\xE6\x97\xA5\xE6\x9C\xAC""a"), (Texts{"\xE6\x97\xA5", "\xE6\x9C\xAC", "a"}));
+  EXPECT_EQ(words("Don't stop, it 's 'quoted' (x_1)!"),
+            (Texts{"Don't", "stop", ",", "it", "'s", "'", "quoted", "'", "(", "x_1", ")", "!"}));
+  EXPECT_EQ(words("\xE6\x97\xA5\xE6\x9C\xAC"
+                  "a"),
+            (Texts{"\xE6\x97\xA5", "\xE6\x9C\xAC", "a"}));
   EXPECT_EQ(words(" \t\n\xC2\xA0 "), Texts{});
   EXPECT_EQ(words("e\xCC\x81t"), Texts{"e\xCC\x81t"});
 }
@@ -138,9 +147,13 @@ std::vector<BpeMerge> plain_bpe(const Texts& texts, i64 merges, i64 min_count) {
     for (const auto& p : pieces)
       for (std::size_t i = 0; i + 1 < p.size(); ++i) ++counts[{p[i], p[i + 1]}];
     const BpeMerge* best = nullptr;
-    const auto text = [&](const BpeMerge& m) { return std::pair(names[static_cast<std::size_t>(m.first)], names[static_cast<std::size_t>(m.second)]); };
+    const auto text = [&](const BpeMerge& m) {
+      return std::pair(names[static_cast<std::size_t>(m.first)], names[static_cast<std::size_t>(m.second)]);
+    };
     for (const auto& [pair, count] : counts)
-      if (count >= min_count && (!best || count > counts[*best] || (count == counts[*best] && text(pair) < text(*best)))) best = &pair;
+      if (count >= min_count &&
+          (!best || count > counts[*best] || (count == counts[*best] && text(pair) < text(*best))))
+        best = &pair;
     if (!best) break;
     const BpeMerge merged = *best;
     out.push_back(merged);
@@ -157,7 +170,8 @@ std::vector<BpeMerge> plain_bpe(const Texts& texts, i64 merges, i64 min_count) {
 
 TEST(Bpe, MergesAsCountedAfresh) {
   Texts texts = kTexts;
-  for (std::uint64_t seed = 0; seed < 30; ++seed) texts.push_back(random_text(seed) + " aaa aaaa banana bandana banana");
+  for (std::uint64_t seed = 0; seed < 30; ++seed)
+    texts.push_back(random_text(seed) + " aaa aaaa banana bandana banana");
   EXPECT_EQ(train_bpe(texts, 120, 2), plain_bpe(texts, 120, 2));
 }
 
@@ -176,11 +190,12 @@ TEST(Bpe, TrainsInSeconds) {
   Texts texts;
   const RngKey key(5);
   std::size_t bytes = 0;
-  for (std::uint64_t i = 0; bytes < 4'000'000; ++i) {   // 60,000 words of Zipfian frequency
+  for (std::uint64_t i = 0; bytes < 4'000'000; ++i) {  // 60,000 words of Zipfian frequency
     std::string text;
     for (std::uint64_t w = 0; w < 20; ++w) {
       auto word = static_cast<std::uint64_t>(std::pow(60000.0, key.uniform(i * 20 + w)));
-      for (word = RngKey(word).value() * 2654435761u + 12345; word > 20; word /= 26) text += static_cast<char>('a' + word % 26);
+      for (word = RngKey(word).value() * 2654435761u + 12345; word > 20; word /= 26)
+        text += static_cast<char>('a' + word % 26);
       text += ' ';
     }
     bytes += text.size();
@@ -194,9 +209,9 @@ TEST(Bpe, TrainsInSeconds) {
 TEST(Unicode, FindsTheFirstFault) {
   EXPECT_EQ(first_invalid_utf8("a\xC3\xA9\xF0\x9F\x98\x80"), kValid);
   EXPECT_EQ(first_invalid_utf8("ab\xFF"), 2u);
-  EXPECT_EQ(first_invalid_utf8("\xC0\x80"), 0u);       // overlong
-  EXPECT_EQ(first_invalid_utf8("\xED\xA0\x80"), 0u);   // surrogate
-  EXPECT_EQ(first_invalid_utf8("x\xE2\x82"), 1u);      // cut off
+  EXPECT_EQ(first_invalid_utf8("\xC0\x80"), 0u);      // overlong
+  EXPECT_EQ(first_invalid_utf8("\xED\xA0\x80"), 0u);  // surrogate
+  EXPECT_EQ(first_invalid_utf8("x\xE2\x82"), 1u);     // cut off
   EXPECT_TRUE(is_blank(" \t\xC2\xA0\xE2\x80\x8B"));
   EXPECT_FALSE(is_blank(" . "));
 }

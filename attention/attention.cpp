@@ -1,0 +1,62 @@
+#include "attention/attention.h"
+
+#include <mutex>
+#include <set>
+
+#include "autograd/ops.h"
+#include "core/log.h"
+
+namespace tapeformer {
+
+Registry<AttentionEntry>& attention_registry() {
+  static Registry<AttentionEntry> registry("attention type");
+  return registry;
+}
+
+std::string attention_type(const ConfigNode& node) {
+  if (!node || node.is_null()) return "full";
+  if (node.is_scalar()) return attention_type(ConfigNode::parse("type: " + node.text(), node.place()));
+  if (!node.is_map()) throw ConfigError(node.place() + ": expected {type: ...}");
+  const ConfigNode& type = node["type"];
+  if (!type) throw ConfigError(fmt::format("{}.type: missing, expected one of: {}", node.place(), join(attention_registry().names())));
+  if (!attention_registry().contains(type.text()))
+    detail::fail(type, "'" + type.text() + "'",
+                 "one of: " + join(attention_registry().names()) + did_you_mean(type.text(), attention_registry().names()));
+  return type.text();
+}
+
+std::unique_ptr<AttentionCore> build_attention(const ConfigNode& node, const AttentionSpec& spec, RngKey init) {
+  const std::string type = attention_type(node);
+  return attention_registry().get(type).build(node.is_map() ? node : ConfigNode::map(), spec, init);
+}
+
+ConfigNode resolve_attention_config(const ConfigNode& node) {
+  const std::string type = attention_type(node);
+  return attention_registry().get(type).resolve(node.is_map() ? node : ConfigNode::map());
+}
+
+void refuse_causal(const AttentionInfo& info, const AttentionSpec& spec, const ConfigNode& node) {
+  if (spec.causal && !info.causal) throw ConfigError(fmt::format("{}: '{}' has no causal form: it cannot be used with causal: true", node.place(), info.name));
+}
+
+Tensor PatternCore::attend(const AttentionInput& in, const Ctx& ctx) const {
+  ops::AttentionOptions o;
+  o.scale = scale_;
+  o.causal = spec_.causal;
+  o.query_mask = in.mask;
+  o.key_mask = in.key_mask.defined() ? in.key_mask : in.k.dim(2) == in.q.dim(2) ? in.mask : Tensor();
+  o.pattern = pattern(in);
+  if (ctx.training) o.dropout = spec_.dropout;
+  o.key = ctx.at("weights").key;
+  o.rows = ctx.rows;
+  return ops::attention(in.q, in.k, in.v, o);
+}
+
+void warn_unused(const std::string& message) {
+  static std::mutex mutex;
+  static std::set<std::string> said;
+  const std::lock_guard lock(mutex);
+  if (said.insert(message).second) log::warn(message);
+}
+
+}  // namespace tapeformer

@@ -1,0 +1,202 @@
+// hybrid.cpp: a different attention in each head, or the union of several patterns in every head.
+// Child et al. 2019 (arXiv 1904.10509) alternate heads; Roy et al. 2021 (arXiv 2003.05997) mix local and routed heads.
+#include <algorithm>
+
+#include "attention/attention.h"
+#include "autograd/ops.h"
+
+namespace tapeformer {
+namespace {
+
+struct HybridConfig {
+  std::string combine = "per_head";
+  std::vector<ConfigNode> heads;
+  std::optional<double> scale;
+};
+template <class V> void visit_fields(V& v, HybridConfig& c) {
+  v("combine", c.combine, OneOf{"per_head", "union"}, "a variant in each head, or one softmax over the union of the listed patterns in every head");
+  v("heads", c.heads, "list of {type: ..., repeat: n, its keys}: one entry a head after repeat (per_head), or any number (union)");
+  v("scale", c.scale, above(0), "union only: factor of q.k; null = 1/sqrt(d)");
+}
+
+class Union final : public kernels::Pattern {
+ public:
+  explicit Union(std::vector<std::shared_ptr<const kernels::Pattern>> parts) : parts_(std::move(parts)) {}
+  Cover cover(i64 b, i64 h, i64 q0, i64 q1, i64 k0, i64 k1) const override {
+    Cover best = Cover::None;
+    for (const auto& p : parts_) {
+      const Cover c = p ? p->cover(b, h, q0, q1, k0, k1) : Cover::Full;
+      if (c == Cover::Full) return c;
+      if (c == Cover::Partial) best = c;
+    }
+    return best;
+  }
+  void row(i64 b, i64 h, i64 i, i64 k0, i64 k1, std::uint8_t* allowed) const override {
+    std::vector<std::uint8_t> one(static_cast<std::size_t>(k1 - k0));
+    std::fill_n(allowed, k1 - k0, std::uint8_t{0});
+    for (const auto& p : parts_) {
+      std::fill(one.begin(), one.end(), std::uint8_t{1});
+      if (p) p->row(b, h, i, k0, k1, one.data());
+      for (std::size_t j = 0; j < one.size(); ++j) allowed[j] |= one[j];
+    }
+  }
+  void key_tiles(i64 b, i64 h, i64 q0, i64 q1, i64 keys, i64 tile, std::vector<i64>& out) const override {
+    for (const auto& p : parts_) {
+      if (!p) {
+        for (i64 t = 0; t * tile < keys; ++t) out.push_back(t);
+      } else {
+        p->key_tiles(b, h, q0, q1, keys, tile, out);
+      }
+    }
+    std::sort(out.begin(), out.end());
+    out.erase(std::unique(out.begin(), out.end()), out.end());
+  }
+  bool same_for_samples() const override {
+    return std::all_of(parts_.begin(), parts_.end(), [](const auto& p) { return !p || p->same_for_samples(); });
+  }
+  bool same_for_heads() const override {
+    return std::all_of(parts_.begin(), parts_.end(), [](const auto& p) { return !p || p->same_for_heads(); });
+  }
+
+ private:
+  std::vector<std::shared_ptr<const kernels::Pattern>> parts_;
+};
+
+std::vector<ConfigNode> expand(const std::vector<ConfigNode>& heads) {
+  std::vector<ConfigNode> out;
+  for (const ConfigNode& head : heads) {
+    if (!head.is_map()) throw ConfigError(head.place() + ": expected {type: ...}");
+    if (head["causal"]) throw ConfigError(head["causal"].place() + ": causality belongs to the model, not to a head");
+    if (attention_type(head) == "hybrid") throw ConfigError(head.place() + ": a hybrid cannot hold a hybrid");
+    i64 repeat = 1;
+    if (const ConfigNode& r = head["repeat"]) {
+      detail::read_scalar(r, repeat);
+      detail::check(r, static_cast<double>(repeat), at_least(1));
+    }
+    ConfigNode one = head;
+    one.erase("repeat");
+    out.insert(out.end(), static_cast<std::size_t>(repeat), one);
+  }
+  return out;
+}
+
+Tensor heads_of(const Tensor& t, i64 from, i64 to) { return t.defined() ? ops::slice(t, 1, from, to) : t; }
+
+// Runs each head's core on its slice. Neighbouring heads with the same parameter-free config run as one call.
+class Hybrid final : public AttentionCore {
+ public:
+  using Config = HybridConfig;
+  static AttentionInfo describe() {
+    return {.name = "hybrid",
+            .summary = "a different attention in each head, or the union of patterns in every head",
+            .formula = "o[:, h] = variant_h(q[:, h], k[:, h], v[:, h])",
+            .paper = "Child et al. 2019, arXiv 1904.10509; Roy et al. 2021, arXiv 2003.05997",
+            .cost = "the sum of its heads; one full head makes it quadratic",
+            .example = "{heads: [{type: local, window: 3}, {type: linear_transformer}]}"};
+  }
+
+  Hybrid(Config c, const AttentionSpec& spec, RngKey key) : config_(std::move(c)), spec_(spec) {
+    const std::vector<ConfigNode> heads = expand(config_.heads);
+    if (heads.empty()) throw ConfigError("heads: missing; give a list of {type: ...}");
+    if (config_.combine == "per_head") per_head(heads, key);
+    else united(heads, key);
+  }
+  const AttentionInfo& info() const override {
+    static const AttentionInfo i = describe();
+    return i;
+  }
+
+  Tensor attend(const AttentionInput& in, const Ctx& ctx) const override {
+    if (config_.combine == "union") return (*parts_[0].core)->attend(in, ctx);
+    std::vector<Tensor> out;
+    for (const PartOf& p : parts_) {
+      AttentionInput one = in;
+      one.q = heads_of(in.q, p.from, p.to);
+      one.k = heads_of(in.k, p.from, p.to);
+      one.v = heads_of(in.v, p.from, p.to);
+      one.extra = nullptr;
+      out.push_back((*p.core)->attend(one, ctx.at(p.from)));
+    }
+    return out.size() == 1 ? out[0] : ops::concat(out, 1);
+  }
+  bool wants_q() const override {
+    return config_.combine == "union" || std::any_of(parts_.begin(), parts_.end(), [](const PartOf& p) { return (*p.core)->wants_q(); });
+  }
+  bool wants_k() const override {
+    return config_.combine == "union" || std::any_of(parts_.begin(), parts_.end(), [](const PartOf& p) { return (*p.core)->wants_k(); });
+  }
+
+ private:
+  struct PartOf {
+    i64 from, to;                                  // heads
+    std::unique_ptr<Child<AttentionCore>> core;
+  };
+
+  // The union of several pattern cores, as a pattern core of its own.
+  class UnionCore final : public PatternCore {
+   public:
+    UnionCore(const std::vector<ConfigNode>& parts, const AttentionSpec& spec, std::optional<double> scale, RngKey key) : PatternCore(spec, scale) {
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        std::unique_ptr<AttentionCore> core = build_attention(parts[i], spec, key.fold_in(i));
+        const bool is_full = attention_type(parts[i]) == "full";
+        auto* pattern = dynamic_cast<PatternCore*>(core.get());
+        if (!pattern && !is_full) throw ConfigError(fmt::format("{}: '{}' is no pattern of keys and cannot be part of a union", parts[i].place(), core->info().name));
+        if (parts[i]["scale"] && !parts[i]["scale"].is_null())
+          throw ConfigError(parts[i]["scale"].place() + ": in a union the scale belongs to the hybrid");
+        patterns_.push_back(pattern);
+        cores_.emplace_back(this, std::to_string(i), std::move(core));
+      }
+    }
+    const AttentionInfo& info() const override {
+      static const AttentionInfo i = describe();
+      return i;
+    }
+    std::shared_ptr<const kernels::Pattern> pattern(const AttentionInput& in) const override {
+      std::vector<std::shared_ptr<const kernels::Pattern>> parts;
+      for (const PatternCore* p : patterns_) parts.push_back(p ? p->pattern(in) : nullptr);
+      return std::make_shared<Union>(std::move(parts));
+    }
+
+   private:
+    std::vector<Child<AttentionCore>> cores_;
+    std::vector<const PatternCore*> patterns_;     // null = full
+  };
+
+  void add(i64 from, i64 to, const std::string& name, std::unique_ptr<AttentionCore> core) {
+    parts_.push_back({from, to, std::make_unique<Child<AttentionCore>>(this, name, std::move(core))});
+  }
+
+  void per_head(const std::vector<ConfigNode>& heads, RngKey key) {
+    const i64 H = static_cast<i64>(heads.size());
+    if (H != spec_.heads)
+      throw ConfigError(fmt::format("heads: the list gives {} heads after repeat, the model has {}", H, spec_.heads));
+    if (config_.scale) throw ConfigError("scale: with combine: per_head each head has its own scale");
+    for (i64 h = 0; h < H;) {
+      AttentionSpec one = spec_;
+      one.heads = 1;
+      std::unique_ptr<AttentionCore> core = build_attention(heads[static_cast<std::size_t>(h)], one, key.fold_in(static_cast<std::uint64_t>(h)));
+      i64 to = h + 1;
+      const bool shareable = core->parameters().empty() && core->buffers().empty();
+      while (shareable && to < H && heads[static_cast<std::size_t>(to)] == heads[static_cast<std::size_t>(h)]) ++to;
+      if (to > h + 1) {
+        one.heads = to - h;
+        core = build_attention(heads[static_cast<std::size_t>(h)], one, key.fold_in(static_cast<std::uint64_t>(h)));
+      }
+      add(h, to, "heads." + std::to_string(h), std::move(core));
+      h = to;
+    }
+  }
+
+  void united(const std::vector<ConfigNode>& heads, RngKey key) {
+    add(0, spec_.heads, "union", std::make_unique<UnionCore>(heads, spec_, config_.scale, key));
+  }
+
+  Config config_;
+  AttentionSpec spec_;
+  std::vector<PartOf> parts_;
+};
+
+[[maybe_unused]] const bool kRegistered = register_attention<Hybrid>();
+
+}  // namespace
+}  // namespace tapeformer

@@ -1,0 +1,206 @@
+#include "attention/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/attention.h"
+#include "autograd/ops.h"
+#include "core/hdf5_file.h"
+
+namespace tapeformer {
+namespace {
+
+struct Golden {
+  std::string file, variant, type;
+  ConfigNode config;
+  std::map<std::string, Tensor> inputs, params, outputs, grads;
+  bool sparse_family = false;                    // has `margin`: its own f32 tolerances
+};
+
+std::map<std::string, Tensor> read_group(const Hdf5File& f, const std::string& group) {
+  std::map<std::string, Tensor> out;
+  for (const std::string& name : f.list(group)) out[name] = f.read(group + "/" + name);
+  return out;
+}
+
+// "synthesizer_dense" is type synthesizer with kind dense.
+std::string registered_type(const std::string& variant) {
+  if (attention_registry().contains(variant)) return variant;
+  std::string best;
+  for (const std::string& name : attention_registry().names())
+    if (variant.rfind(name + "_", 0) == 0 && name.size() > best.size()) best = name;
+  return best;
+}
+
+Golden load(const std::string& file) {
+  const Hdf5File f = Hdf5File::open(file);
+  for (const char* name : {"variant", "config"})
+    if (!f.has_attribute("/", name)) throw IoError(fmt::format("{}: no golden file: attribute '{}' is missing", file, name));
+  Golden g;
+  g.file = file;
+  g.variant = f.read_text("/", "variant");
+  g.config = ConfigNode::parse(f.read_text("/", "config"), file);
+  g.inputs = read_group(f, "/inputs");
+  g.params = read_group(f, "/params");
+  g.outputs = read_group(f, "/outputs");
+  g.grads = read_group(f, "/grads");
+  g.sparse_family = f.has_attribute("/", "margin");
+  g.type = registered_type(g.variant);
+  for (const char* name : {"inputs/cotangent", "outputs/o"}) {
+    const auto& group = name[0] == 'i' ? g.inputs : g.outputs;
+    if (!group.count(name[0] == 'i' ? "cotangent" : "o")) throw IoError(fmt::format("{}: no golden file: dataset '/{}' is missing", file, name));
+  }
+  return g;
+}
+
+// The keys of the file that the variant knows: files also hold sizes and labels.
+ConfigNode known_keys(const Golden& g) {
+  ConfigNode out = ConfigNode::map();
+  out.set("type", ConfigNode::scalar(g.type));
+  for (const FieldHelp& field : attention_registry().get(g.type).explain())
+    if (const ConfigNode& value = g.config[field.key]) out.set(field.key, value);
+  if (g.variant.size() > g.type.size()) out.set("kind", ConfigNode::scalar(g.variant.substr(g.type.size() + 1)));
+  return out;
+}
+
+AttentionSpec spec_of(const Golden& g) {
+  const Tensor& o = g.outputs.at("o");
+  if (o.rank() != 4) throw ShapeError(fmt::format("{}: outputs/o is {}, expected [B, H, N, dv]", g.file, o.shape().str()));
+  AttentionSpec s;
+  s.heads = o.dim(1);
+  s.head_dim = g.inputs.count("q") ? g.inputs.at("q").dim(3) : o.dim(3);
+  s.dim = g.inputs.count("x") ? g.inputs.at("x").dim(2) : s.heads * s.head_dim;
+  s.max_len = o.dim(2);
+  s.causal = g.config["causal"] && g.config["causal"].text() == "true";
+  return s;
+}
+
+struct Tolerance {
+  double absolute, relative;
+};
+Tolerance tolerance(const Golden& g, DType t, bool gradient) {
+  if (t == DType::F64) return {1e-10, g.sparse_family ? 0 : 1e-9};
+  if (g.sparse_family) return {gradient ? 2e-5 : 5e-6, 0};
+  return {2e-5, 2e-4};
+}
+
+// Rows of padding in t: [B, H, N, .] or [B, N, .] beside mask [B, N].
+bool padding_is_zero(const Tensor& t, const Tensor& mask) {
+  const bool heads = t.rank() == 4 && t.dim(0) == mask.dim(0) && t.dim(2) == mask.dim(1);
+  const bool plain = t.rank() == 3 && t.dim(0) == mask.dim(0) && t.dim(1) == mask.dim(1);
+  if (!heads && !plain) return true;
+  const std::vector<double> v = t.to_vector();
+  const i64 H = heads ? t.dim(1) : 1, N = mask.dim(1), width = t.dim(-1);
+  for (i64 b = 0; b < mask.dim(0); ++b)
+    for (i64 h = 0; h < H; ++h)
+      for (i64 n = 0; n < N; ++n) {
+        if (mask.data<std::uint8_t>()[static_cast<std::size_t>(b * N + n)]) continue;
+        for (i64 j = 0; j < width; ++j)
+          if (v[static_cast<std::size_t>(((b * H + h) * N + n) * width + j)] != 0) return false;
+      }
+  return true;
+}
+
+TensorCheck compare(const Golden& g, const std::string& name, const Tensor& got, const Tensor& want, DType t, bool gradient) {
+  TensorCheck c{.name = name, .dtype = t};
+  const Tolerance tol = tolerance(g, t, gradient);
+  c.allowed = tol.absolute;
+  if (!got.defined() && std::all_of(want.to_vector().begin(), want.to_vector().end(), [](double x) { return x == 0; })) {
+    c.pass = true;   // no gradient exists, and the file says zero
+    return c;
+  }
+  if (!got.defined() || got.shape() != want.shape())
+    throw ShapeError(fmt::format("{}: {} is {} here, {} in the file", g.file, name, got.defined() ? got.shape().str() : "missing", want.shape().str()));
+  const std::vector<double> x = got.to_vector(), y = want.to_vector();
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double excess = std::abs(x[i] - y[i]) - tol.relative * std::abs(y[i]);
+    if (!(excess <= c.error)) c.error = std::isnan(excess) ? INFINITY : excess;
+  }
+  const auto mask = g.inputs.find("mask");
+  if (mask != g.inputs.end() && is_float(want.dtype())) c.padding_exact = padding_is_zero(got, mask->second);
+  c.pass = c.error <= c.allowed && c.padding_exact;
+  return c;
+}
+
+void set_named(const std::string& file, const std::string& name, Tensor& target, const Tensor& value) {
+  if (target.shape() != value.shape())
+    throw ShapeError(fmt::format("{}: params/{} is {}, the variant has {}", file, name, value.shape().str(), target.shape().str()));
+  target.copy_from(value);
+}
+
+// Parameters and buffers by name; what has no counterpart is returned for the side inputs.
+void fill_parameters(const Golden& g, AttentionCore& core) {
+  std::vector<std::string> missing;
+  for (Parameter* p : core.parameters()) {
+    const auto it = g.params.find(p->name);
+    if (it == g.params.end()) missing.push_back("params/" + p->name);
+    else set_named(g.file, p->name, p->value, it->second);
+  }
+  for (const Module::NamedBuffer& b : core.buffers())
+    if (const auto it = g.inputs.find(b.path); it != g.inputs.end()) set_named(g.file, b.path, *b.tensor, it->second);
+  if (!missing.empty()) throw IoError(fmt::format("{}: missing datasets: {}", g.file, join(missing)));
+}
+
+void run(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
+  const DTypeScope scope(t);
+  const std::unique_ptr<AttentionCore> core = build_attention(known_keys(g), spec_of(g), RngKey(1));
+  fill_parameters(g, *core);
+  Tape tape({.leaves = Tape::Leaves::Capture});
+  AttentionInput in;
+  std::map<std::string, Tensor> extra, watched;
+  in.extra = &extra;
+  for (const auto& [name, value] : g.inputs) {
+    if (name == "cotangent") continue;
+    Tensor x = is_float(value.dtype()) ? value.to(t) : value;
+    if (g.grads.count(name)) watched[name] = x = tape.watch(x);
+    if (name == "q") in.q = x;
+    else if (name == "k") in.k = x;
+    else if (name == "v") in.v = x;
+    else if (name == "x") in.x = x;
+    else if (name == "mask") in.mask = x;
+    else in.side[name] = x;
+  }
+  const Tensor o = core->attend(in, Ctx{});
+  checks.push_back(compare(g, "outputs/o", o, g.outputs.at("o"), t, false));
+  for (const auto& [name, want] : g.outputs)
+    if (name != "o") checks.push_back(compare(g, "outputs/" + name, extra[name], want, t, false));
+  if (!o.grad_ref()) return;
+  tape.backward(o, g.inputs.at("cotangent").to(t));
+  std::map<std::string, Tensor> gradients;
+  for (const auto& [name, x] : watched) gradients[name] = tape.grad(x);
+  for (Parameter* p : core->parameters()) gradients[p->name] = tape.grad(*p);
+  for (const auto& [name, want] : g.grads) checks.push_back(compare(g, "grads/" + name, gradients[name], want, t, true));
+}
+
+// The first type named in the config that is not registered, or "".
+std::string unknown_part(const Golden& g) {
+  for (const ConfigNode& head : g.config["heads"].items())
+    if (!attention_registry().contains(head["type"].text())) return head["type"].text();
+  return "";
+}
+
+}  // namespace
+
+bool GoldenReport::pass() const {
+  return skipped.empty() && !checks.empty() && std::all_of(checks.begin(), checks.end(), [](const TensorCheck& c) { return c.pass; });
+}
+
+GoldenReport verify_golden(const std::string& file) {
+  const Golden g = load(file);
+  GoldenReport report{.file = file, .variant = g.variant, .type = g.type};
+  if (g.type.empty()) {
+    const std::vector<std::string> names = attention_registry().names();
+    report.skipped = fmt::format("unknown variant '{}', known: {}{}", g.variant, join(names), did_you_mean(g.variant, names));
+    return report;
+  }
+  if (const std::string part = unknown_part(g); !part.empty()) {
+    report.skipped = fmt::format("a head is of unknown type '{}'", part);
+    return report;
+  }
+  for (DType t : {DType::F64, DType::F32}) run(g, t, report.checks);
+  return report;
+}
+
+}  // namespace tapeformer

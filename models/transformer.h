@@ -1,0 +1,53 @@
+// transformer.h: the Transformer encoder: blocks of attention and feed-forward with residuals, norms before (Xiong et al. 2020) or after
+// (Vaswani et al. 2017) each half.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/projected.h"
+#include "layers/feed_forward.h"
+#include "layers/norm.h"
+
+namespace tapeformer {
+
+struct TransformerConfig {
+  i64 dim = 128, layers = 2, heads = 4;
+  std::optional<i64> head_dim, ff_dim;           // null: dim / heads, 4 dim
+  double dropout = 0.1, attention_dropout = 0;
+  std::string activation = "gelu", norm = "layer_norm", norm_position = "pre";
+  double norm_eps = 1e-5;
+  bool bias = true, causal = false, rotary = false, recompute = false;
+  std::vector<ConfigNode> attention;             // one for all layers, or one a layer
+  i64 max_len = 0;
+};
+void validate(const TransformerConfig&);         // ConfigError
+
+class TransformerBlock : public Module {
+ public:
+  TransformerBlock(const TransformerConfig&, const ConfigNode& attention, RngKey key);
+  Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;   // [B, N, D] -> [B, N, D]
+  AttentionLayer& attention() { return *attention_; }
+  FeedForward& feed_forward() { return *feed_forward_; }
+
+ private:
+  bool pre_;
+  double dropout_;
+  Child<Norm> norm1_, norm2_;
+  Child<AttentionLayer> attention_;
+  Child<FeedForward> feed_forward_;
+};
+
+class Transformer : public Module {
+ public:
+  Transformer(const TransformerConfig&, RngKey key);
+  Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;   // with the last norm when pre-norm
+  const std::vector<std::unique_ptr<Child<TransformerBlock>>>& blocks() const { return blocks_; }
+
+ private:
+  bool recompute_;
+  std::vector<std::unique_ptr<Child<TransformerBlock>>> blocks_;
+  std::unique_ptr<Child<Norm>> last_norm_;
+};
+
+}  // namespace tapeformer
