@@ -241,7 +241,7 @@ TEST_F(Programs, PrintConfigAndExplain) {
   const std::string first = out;
   ASSERT_EQ(run("train", {"again.yaml", "--print-config"}), 0) << err;
   EXPECT_EQ(out, first);
-  for (const char* key : {"all", "train", "train.clip", "optim", "optim.adamw", "optim.adamw.lr", "schedule.plateau", "data.text", "model.encoder_classifier", "seed"}) {
+  for (const char* key : {"all", "train", "train.clip", "optim", "optim.adamw", "optim.adamw.lr", "schedule.plateau", "data.text", "model.encoder_classifier", "attention.local", "seed"}) {
     EXPECT_EQ(run("train", {"--explain", key}), 0) << key;
     EXPECT_GT(out.size(), 20u) << key;
   }

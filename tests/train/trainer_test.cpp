@@ -168,7 +168,7 @@ TEST(Trainer, NamesWhatIsNotFinite) {
     tiny::Recorder seen;
     run.model.bias().mut<float>()[0] = std::numeric_limits<float>::quiet_NaN();
     const std::string m = message_of([&] { run.trainer->run(run.state, seen); });
-    EXPECT_TRUE(contains(m, "step 1: the loss is nan: [linear]"));
+    EXPECT_TRUE(contains(m, "step 1: the loss is NaN: [linear]"));
     EXPECT_TRUE(contains(m, "the weights of 'head.bias' are not finite"));
     EXPECT_TRUE(contains(m, "samples: tiny.csv:"));
     EXPECT_EQ(seen.saves + seen.bests + seen.steps, 0);
