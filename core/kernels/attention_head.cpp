@@ -138,6 +138,7 @@ void Head::fill_bias(i64 query_tile, i64 key_tile, float* to) const {
 void Head::key_tiles(i64 query_tile, std::vector<i64>& out) const {
   const i64 q0 = query_tile * kTile, q1 = q0 + size->rows(query_tile);
   const i64 seen = a->causal ? std::min(size->M, q1) : size->M;
+  out.clear();
   if (a->pattern != nullptr) {
     a->pattern->key_tiles(b, h, q0, q1, size->M, kTile, out);
     while (!out.empty() && out.back() >= tiles_of(seen)) out.pop_back();
