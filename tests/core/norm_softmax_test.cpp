@@ -86,9 +86,9 @@ TEST(Softmax, MatchesDoubleLoops) {
       for (i64 j = 0; j < n; ++j) keep[static_cast<std::size_t>(j)] = 0;      // the first row keeps nothing
       std::vector<float> y(x.size()), l(x.size()), dx(x.size()), dl(x.size());
       softmax(x.data(), masked ? keep.data() : nullptr, shared, rows, n, y.data());
-      log_softmax(x.data(), rows, n, l.data());
+      log_softmax(x.data(), nullptr, rows, n, l.data());
       softmax_grad(y.data(), dy.data(), rows, n, dx.data());
-      log_softmax_grad(l.data(), dy.data(), rows, n, dl.data());
+      log_softmax_grad(l.data(), nullptr, dy.data(), rows, n, dl.data());
       for (i64 r = 0; r < rows; ++r) {
         const float *row = x.data() + r * n, *up = dy.data() + r * n;
         const auto kept = [&](i64 j) { return !masked || keep[static_cast<std::size_t>(r / shared * n + j)]; };
@@ -127,7 +127,7 @@ TEST(Softmax, LargeScoresInfinitiesAndNan) {
     for (i64 bad = 0; bad < n; ++bad) {
       for (i64 j = 0; j < n; ++j) x[at(3, j)] = j == bad ? std::nanf("") : 0.5f;
       softmax(x.data(), nullptr, 1, 4, n, y.data());
-      log_softmax(x.data(), 4, n, l.data());
+      log_softmax(x.data(), nullptr, 4, n, l.data());
       for (i64 j = 0; j < n; ++j) {
         EXPECT_FLOAT_EQ(y[at(0, j)], 1.0f / 21);
         EXPECT_FLOAT_EQ(y[at(1, j)], j % 2 ? 0 : 1.0f / 11);
