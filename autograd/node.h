@@ -47,6 +47,10 @@ Tensor record(Tensor y, std::initializer_list<const Tensor*> inputs, Saved&&... 
   return record_node(std::move(y), inputs, std::make_unique<N>(std::forward<Saved>(saved)...));
 }
 
+// A tensor like dy for a gradient that is computed from dy element by element: dy itself when nobody else holds it, so that the largest
+// activations need no second buffer.
+Tensor gradient_buffer(const Tensor& dy);
+
 // Runs f with float{} or double{}; ShapeError for other element types.
 template <class F> decltype(auto) with_float(std::string_view op, DType t, F&& f) {
   if (t == DType::F32) return f(float{});

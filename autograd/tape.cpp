@@ -204,6 +204,8 @@ Tensor SavedTensor::get(std::string_view op) const {
   return tensor_.to(dtype_);
 }
 
+Tensor gradient_buffer(const Tensor& dy) { return dy.unique() && dy.contiguous() ? dy.detach() : Tensor::empty_like(dy); }
+
 bool recording(std::initializer_list<const Tensor*> inputs) {
   if (Tape::current() == nullptr) return false;
   return std::any_of(inputs.begin(), inputs.end(), [](const Tensor* t) { return static_cast<bool>(t->grad_ref()); });

@@ -75,7 +75,7 @@ void save_once(const Session& s, const TrainState& state) {
 }  // namespace
 
 std::string dry_run(const RunOptions& o) {
-  constexpr i64 kSteps = 3;
+  constexpr i64 kSteps = 6;                     // of several shapes, as the run will have them
   const RunConfig config = load_run_config(o);
   apply_settings(config, o.threads);
   Session s(config);

@@ -2,15 +2,12 @@
 #include <functional>
 #include <map>
 
+#include "attention/attention.h"
 #include "data/dataset.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "train/config.h"
-#if __has_include("attention/attention.h")
-#include "attention/attention.h"
-#define TAPEFORMER_HAS_ATTENTION_REGISTRY
-#endif
 
 namespace tapeformer {
 namespace {
@@ -23,14 +20,12 @@ struct Group {                                   // "optim": its types and what 
 
 std::string no_summary(const std::string&) { return ""; }
 
-#ifdef TAPEFORMER_HAS_ATTENTION_REGISTRY
 std::string explain_attention(const std::string& type) {
   const AttentionEntry& e = attention_registry().get(type);
   const auto line = [](const char* what, const char* text) { return *text ? fmt::format("{:<8} {}\n", what, text) : std::string(); };
   return line("formula", e.info.formula) + line("paper", e.info.paper) + line("cost", e.info.cost) + line("example", e.info.example) +
          fmt::format("{:<8} {}\n", "causal", e.info.causal ? "yes" : "no") + format_help(e.explain());
 }
-#endif
 
 std::map<std::string, Group> groups() {
   std::map<std::string, Group> g;
@@ -41,10 +36,8 @@ std::map<std::string, Group> groups() {
                 [](const std::string& t) { return format_help(optimizer_registry().get(t).explain()); }};
   g["schedule"] = {"schedules", schedule_registry().names(), [](const std::string& t) { return schedule_registry().get(t).summary; },
                    [](const std::string& t) { return format_help(schedule_registry().get(t).explain()); }};
-#ifdef TAPEFORMER_HAS_ATTENTION_REGISTRY
   g["attention"] = {"attention variants, for model.attention", attention_registry().names(),
                     [](const std::string& t) { return std::string(attention_registry().get(t).info.summary); }, explain_attention};
-#endif
   return g;
 }
 

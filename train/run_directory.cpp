@@ -34,6 +34,14 @@ i64 step_of(std::string_view line) {
   return error == std::errc{} && end != line.data() + line.size() && line.back() == '}' ? step : -1;
 }
 
+// Removes what a kill in the middle of writing left behind: NAME.tmp, NAME.tmp<process>.
+void remove_leftovers(const std::string& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string extension = entry.path().extension().string();
+    if (extension.rfind(".tmp", 0) == 0 && extension.find_first_not_of("0123456789", 4) == std::string::npos) fs::remove(entry.path());
+  }
+}
+
 }  // namespace
 
 JsonLines::JsonLines(const std::string& path, i64 keep_until) : path_(path) {
@@ -76,6 +84,8 @@ RunDirectory::RunDirectory(const std::string& path) : path_(path) {
     ::close(lock_);
     throw IoError(path + ": another process is training in this run directory");
   }
+  remove_leftovers(path_);
+  remove_leftovers(checkpoints());
 }
 
 RunDirectory::~RunDirectory() {

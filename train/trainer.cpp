@@ -122,6 +122,8 @@ std::string Trainer::describe(const std::vector<i64>& rows) const {
 
 namespace {
 
+std::string shown(double x) { return std::isnan(x) ? "NaN" : x > 0 ? "infinite" : "minus infinite"; }
+
 bool all_finite(const Tensor& t) {
   const auto x = t.data<float>();
   return std::all_of(x.begin(), x.end(), [](float v) { return std::isfinite(v); });
@@ -142,7 +144,7 @@ void Trainer::report_bad_loss(const Batch& batch, i64 step, double loss) {
   } catch (const NumericError& e) {
     cause = std::string(e.what()) + (cause[0] == 't' ? ", since " + cause : "");
   }
-  throw NumericError(fmt::format("step {}: the loss is {}: {}; samples: {}", step + 1, loss, cause, describe(batch.rows)));
+  throw NumericError(fmt::format("step {}: the loss is {}: {}; samples: {}", step + 1, shown(loss), cause, describe(batch.rows)));
 }
 
 void Trainer::report_bad_gradient(const Window& w, i64 step, double norm) {
@@ -152,7 +154,7 @@ void Trainer::report_bad_gradient(const Window& w, i64 step, double norm) {
     cause = fmt::format("first in the gradient of '{}'", p->name);
     break;
   }
-  throw NumericError(fmt::format("step {}: the gradient norm is {}: {}; samples: {}", step + 1, norm, cause, describe(w.rows)));
+  throw NumericError(fmt::format("step {}: the gradient norm is {}: {}; samples: {}", step + 1, shown(norm), cause, describe(w.rows)));
 }
 
 bool Trainer::validation_due(const TrainState& s, i64 epoch_before) const {
@@ -167,7 +169,7 @@ void Trainer::validate(TrainState& s, TrainObserver& observer) {
   if (parts_.valid) {
     const EmaScope averaged(parts_.ema);
     report.metrics = evaluate(parts_.model, *parts_.valid, parts_.info, config_);
-    if (!std::isfinite(report.metrics.loss())) throw NumericError(fmt::format("step {}: the validation loss is {}", s.step, report.metrics.loss()));
+    if (!std::isfinite(report.metrics.loss())) throw NumericError(fmt::format("step {}: the validation loss is {}", s.step, shown(report.metrics.loss())));
     const double score = report.metrics.score(config_.metric);
     report.best = s.best_step == 0 || score > s.best_score;
     s.bad_validations = report.best ? 0 : s.bad_validations + 1;

@@ -148,8 +148,8 @@ struct UnaryNode final : Node {      // keeps its input; whoever needs its outpu
   UnaryNode(Unary f_, const Tensor& x_) : f(f_), x(x_) {}
   std::string_view name() const override { return kUnaryNames[static_cast<int>(f)]; }
   Grads backward(const Tensor& dy) override {
+    Tensor dx = gradient_buffer(dy);
     const Tensor in = x.get(name()).to_contiguous(), up = dy.to_contiguous();
-    Tensor dx = Tensor::empty_like(in);
     with_float(name(), in.dtype(), [&](auto t) {
       using T = decltype(t);
       kernels::unary_grad(f, in.ptr<T>(), up.ptr<T>(), dx.mut_ptr<T>(), in.numel());

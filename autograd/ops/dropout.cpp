@@ -9,9 +9,9 @@
 namespace tapeformer::ops {
 namespace {
 
-Tensor apply(const Tensor& x, double p, RngKey key, const std::vector<i64>& rows) {
+Tensor apply(const Tensor& x, double p, RngKey key, const std::vector<i64>& rows, Tensor y = {}) {
   const Tensor in = x.detach().to_contiguous();
-  Tensor y = Tensor::empty_like(in);
+  if (!y.defined()) y = Tensor::empty_like(in);
   const i64 n = in.rank() == 0 ? 1 : in.dim(0);
   with_float("dropout", x.dtype(), [&](auto t) {
     using T = decltype(t);
@@ -30,7 +30,7 @@ struct Dropout final : Node {
     if (is_replayable(x_)) x = SavedTensor(x_);
   }
   std::string_view name() const override { return kName; }
-  Grads backward(const Tensor& dy) override { return {apply(dy, p, key, rows)}; }
+  Grads backward(const Tensor& dy) override { return {apply(dy, p, key, rows, gradient_buffer(dy))}; }
   bool can_replay() const override { return x.free_to_keep(); }
   int replay_depth() const override { return x.replay_depth() + 1; }
   Tensor replay() const override { return apply(x.get(kName), p, key, rows); }
