@@ -1,5 +1,6 @@
 // parallel.h: loops over chunks whose borders come from the problem's shape, never from the thread count, so results are the
-// same bits for any number of threads. The one place that starts threads for computing (OpenMP).
+// same bits for any number of threads. The one place that starts threads for computing: a team of its own that sleeps soon when there is
+// nothing to do (OpenMP's spins, which costs a shared machine dearly). The libraries beneath are always called for one thread.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -12,10 +13,12 @@ namespace tapeformer {
 int thread_count();         // threads that parallel loops use
 void set_thread_count(int); // at least 1; default: what the affinity mask and the cgroup quota allow
 int usable_cores();
+bool in_parallel();         // inside a chunk of a parallel loop on this thread
+int parallel_member();      // 0 <= member < thread_count(): for per-thread scratch inside a chunk; 0 outside
 
 namespace detail {
 using ChunkFunction = void (*)(void* context, i64 chunk);
-void run_chunks(i64 chunks, void* context, ChunkFunction);   // an exception leaves the region after all chunks ended
+void run_chunks(i64 chunks, void* context, ChunkFunction);   // the first exception is rethrown after all chunks ended
 }  // namespace detail
 
 // f(begin, end) for each chunk [c*grain, (c+1)*grain) of [0, n). Chunks run in any order on any thread. Nested calls run serially.

@@ -3,8 +3,6 @@
 // tiles (backward), whose shares of dq are added in a fixed order.
 #include "core/kernels/attention.h"
 
-#include <omp.h>
-
 #include <cmath>
 
 #include "core/counters.h"
@@ -25,10 +23,10 @@ class Scratch {
  public:
   Scratch(i64 pieces, std::size_t bytes)
       : bytes_((bytes + 4095) / 4096 * 4096),
-        nested_(omp_in_parallel()),
+        nested_(in_parallel()),
         storage_(bytes_ * static_cast<std::size_t>(nested_ ? 1 : std::min<i64>(thread_count(), pieces))) {}
   std::byte* mine() {
-    return storage_.data() + (nested_ ? 0 : static_cast<std::size_t>(omp_get_thread_num()) * bytes_);
+    return storage_.data() + (nested_ ? 0 : static_cast<std::size_t>(parallel_member()) * bytes_);
   }
 
  private:

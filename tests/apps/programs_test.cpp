@@ -194,6 +194,14 @@ TEST_F(Programs, DryRunPredictsMemory) {
   ASSERT_EQ(train({"--dry-run"}), 0) << err;
   EXPECT_FALSE(fs::exists(dir / "runs"));
   for (const char* part : {"padding", "total", "FLOP", "predicted peak memory"}) EXPECT_TRUE(contains(out, part)) << part;
+  const std::vector<std::string> larger = {"--set", "model.dim=64", "--set", "model.ff_dim=256", "--set", "train.batch_size=32"};
+  std::vector<std::string> dry = larger;
+  dry.push_back("--dry-run");
+  ASSERT_EQ(train(dry), 0) << err;
+  const double predicted = std::stod(out.substr(out.find("predicted peak memory") + 21));
+  ASSERT_EQ(train(larger), 0) << err;
+  const double used = std::stod(err.substr(err.find("peak memory ") + 12));
+  EXPECT_NEAR(predicted / used, 1, 0.1) << "MiB: predicted " << predicted << ", used " << used;
 }
 
 TEST_F(Programs, ErrorsAreClearAndExitCodesTell) {
