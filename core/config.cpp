@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -46,24 +47,27 @@ struct ConfigParser {
     return n;
   }
 
-  static YAML::Node back(const ConfigNode& n) {
-    YAML::Node y;
+  static void emit(YAML::Emitter& out, const ConfigNode& n) {
     if (n.is_scalar()) {
-      y = n.text();
-      if (n.quoted()) y.SetTag("!");
+      if (n.quoted()) out << YAML::DoubleQuoted;
+      out << n.text();
     } else if (n.is_sequence()) {
-      y = YAML::Node(YAML::NodeType::Sequence);
       bool flat = true;
-      for (const ConfigNode& item : n.items()) {
-        y.push_back(back(item));
-        flat = flat && !item.is_map() && !item.is_sequence();
-      }
-      if (flat) y.SetStyle(YAML::EmitterStyle::Flow);
+      for (const ConfigNode& item : n.items()) flat = flat && !item.is_map() && !item.is_sequence();
+      if (flat) out << YAML::Flow;
+      out << YAML::BeginSeq;
+      for (const ConfigNode& item : n.items()) emit(out, item);
+      out << YAML::EndSeq;
     } else if (n.is_map()) {
-      y = YAML::Node(YAML::NodeType::Map);
-      for (const auto& [key, value] : n.entries()) y[key] = back(value);
+      out << YAML::BeginMap;
+      for (const auto& [key, value] : n.entries()) {
+        out << YAML::Key << key << YAML::Value;
+        emit(out, value);
+      }
+      out << YAML::EndMap;
+    } else {
+      out << YAML::Null;
     }
-    return y;
   }
 };
 
@@ -79,11 +83,12 @@ ConfigNode ConfigNode::parse(const std::string& text, const std::string& name) {
 }
 
 ConfigNode ConfigNode::load(const std::string& file) {
+  if (std::filesystem::is_directory(file)) throw IoError(file + ": is a folder, expected a configuration file");
   std::ifstream in(file, std::ios::binary);
   if (!in) throw IoError(file + ": cannot open the configuration");
   std::stringstream text;
   text << in.rdbuf();
-  if (!in) throw IoError(file + ": cannot read the configuration (is it a folder?)");
+  if (in.bad()) throw IoError(file + ": cannot read the configuration");
   ConfigNode n = parse(text.str(), file);
   if (!n.is_map()) throw ConfigError(file + ":1: expected 'key: value' lines");
   return n;
@@ -177,7 +182,7 @@ std::string ConfigNode::place() const {
 std::string ConfigNode::yaml() const {
   YAML::Emitter out;
   out.SetNullFormat(YAML::LowerNull);
-  out << ConfigParser::back(*this);
+  ConfigParser::emit(out, *this);
   return std::string(out.c_str()) + "\n";
 }
 

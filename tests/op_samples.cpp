@@ -196,6 +196,17 @@ OpRow mask_rows_row() {
   return row;
 }
 
+OpRow straight_through_row() {   // value and soft are the same numbers here, so that central differences see the gradient that soft gets
+  OpRow row{"straight_through", true, {}, {}, {}};
+  const Call call = [](const Inputs& in) { return ops::straight_through(in[0].detach(), in[0]); };
+  for (const Shape& s : {Shape{3, 5}, {}, {0, 2}})
+    row.samples.push_back({s.str(), {any(s, 1)}, call, [](const std::vector<Plain>& in) { return in[0]; }, 0});
+  row.errors = {{[] { ops::straight_through(any({2}, 1), any({3}, 1)); }, "[straight_through] got [2] and [3], expected the same shape and type"},
+                {[] { ops::straight_through(any({2}, 1), Tensor::zeros({2})); }, "[straight_through] got [2] and [2], expected the same shape and type"}};
+  row.large = [call](i64 n) { return make_large({any({n}, 1)}, call, 0, n); };
+  return row;
+}
+
 double normal_cdf(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
 double logistic(double x) { return 1 / (1 + std::exp(-x)); }
 
@@ -227,6 +238,7 @@ void add_arithmetic(std::vector<OpRow>& rows) {
   rows.push_back(compare_row("greater_equal", ops::greater_equal, [](D a, D b) { return D(a >= b); }));
   rows.push_back(where_row());
   rows.push_back(mask_rows_row());
+  rows.push_back(straight_through_row());
   rows.push_back(unary_row("relu", ops::relu, [](D x) { return x > 0 ? x : 0; }, off_zero));
   rows.push_back(unary_row("gelu", ops::gelu, [](D x) { return x * normal_cdf(x); }, any));
   rows.push_back(unary_row("gelu_tanh", ops::gelu_tanh, [](D x) { return x / 2 * (1 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x))); }, any));

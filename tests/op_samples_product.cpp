@@ -291,10 +291,98 @@ OpRow attention_row() {
   return row;
 }
 
+struct LinearCase {
+  std::string label;
+  Shape q, v;
+  bool causal = false, masked = false, normalize = true, state = false;
+  double scale = 1;
+  i64 chunk = 64;
+};
+
+Tensor attend_linear(const Inputs& in, const LinearCase& c) {   // q, k, v, then mask, then S0 and z0
+  ops::LinearAttentionOptions o;
+  o.causal = c.causal;
+  o.normalize = c.normalize;
+  o.scale = c.scale;
+  o.eps = 0.01;
+  o.chunk = c.chunk;
+  if (c.masked) o.mask = in[3];
+  if (c.state) {
+    o.S0 = in[in.size() - 2];
+    o.z0 = in[in.size() - 1];
+  }
+  return ops::linear_attention(in[0], in[1], in[2], o);
+}
+
+Plain linear_of(const Plains& in, const LinearCase& c) {
+  const i64 N = c.q[2], d = c.q[3];
+  return plain(c.v, [&](const Index& i) {
+    const auto real = [&](i64 n) { return !c.masked || at(in[3], {i[0], n}) != 0; };
+    if (!real(i[2])) return 0.0;
+    double sum = 0, total = 0.01;
+    for (i64 e = 0; c.state && e < d; ++e) {
+      sum += at(in[0], {i[0], i[1], i[2], e}) * at(in[in.size() - 2], {i[0], i[1], e, i[3]});
+      total += at(in[0], {i[0], i[1], i[2], e}) * at(in.back(), {i[0], i[1], e});
+    }
+    for (i64 j = 0; j < N; ++j) {
+      if (!real(j) || (c.causal && j > i[2])) continue;
+      double s = 0;
+      for (i64 e = 0; e < d; ++e) s += at(in[0], {i[0], i[1], i[2], e}) * at(in[1], {i[0], i[1], j, e});
+      sum += s * at(in[2], {i[0], i[1], j, i[3]});
+      total += s;
+    }
+    return c.normalize ? sum / total : sum * c.scale;
+  });
+}
+
+OpRow linear_attention_row() {
+  OpRow row{"linear_attention", true, {}, {}, {}};
+  const std::vector<LinearCase> cases{{"plain", {2, 2, 5, 3}, {2, 2, 5, 2}},
+                                      {"one of each", {1, 1, 1, 1}, {1, 1, 1, 1}},
+                                      {"causal in chunks", {2, 1, 7, 2}, {2, 1, 7, 3}, true, false, true, false, 1, 3},
+                                      {"masked", {2, 2, 4, 2}, {2, 2, 4, 2}, false, true},
+                                      {"causal, masked, from a state", {2, 1, 5, 2}, {2, 1, 5, 3}, true, true, true, true, 1, 2},
+                                      {"not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, false, true, false, false, 0.7},
+                                      {"causal, not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, true, false, false, false, 0.7, 2}};
+  for (const LinearCase& c : cases) {
+    Inputs in{numbers(c.q, 1, 0.1, 1), numbers(c.q, 2, 0.1, 1), numbers(c.v, 3)};
+    if (c.masked) in.push_back(flags({c.q[0], c.q[2]}, 4));
+    if (c.state) {
+      in.push_back(numbers({c.q[0], c.q[1], c.q[3], c.v[3]}, 5));
+      in.push_back(numbers({c.q[0], c.q[1], c.q[3]}, 6, 0.1, 1));
+    }
+    row.samples.push_back({c.label, std::move(in), [c](const Inputs& x) { return attend_linear(x, c); },
+                           [c](const Plains& x) { return linear_of(x, c); }, 128});
+  }
+  const Shape s{2, 2, 3, 4};
+  const auto run = [s](auto set) {
+    ops::LinearAttentionOptions o;
+    set(o);
+    ops::linear_attention(numbers(s, 1), numbers(s, 1), numbers(s, 1), o);
+  };
+  row.errors = {{[s] { ops::linear_attention(numbers(s, 1), numbers({2, 2, 4, 4}, 1), numbers(s, 1)); }, "[linear_attention] got q [2, 2, 3, 4], k [2, 2, 4, 4]"},
+                {[=] { run([](auto& o) { o.mask = flags({3}, 1); }); }, "[linear_attention] mask is u8 [3], expected u8 [2, 3] with 1 = real"},
+                {[=] { run([](auto& o) { o.chunk = 0; }); }, "[linear_attention] chunk is 0, expected at least 1"},
+                {[=] { run([](auto& o) { o.S0 = numbers({2, 2, 4, 4}, 1); }); }, "[linear_attention] a state is S0 and z0 together, with causal"},
+                {[s] { ops::linear_attention(numbers(s, 1), Tensor::zeros(s), numbers(s, 1)); }, "f64"}};
+  row.large = [](i64 n) {
+    const i64 length = std::max<i64>(8, n / (2 * 4 * 32));
+    const Shape shape{2, 4, length, 32};
+    return make_large({numbers(shape, 1, 0, 1), numbers(shape, 2, 0, 1), numbers(shape, 3)},
+                      [](const Inputs& in) {
+                        ops::LinearAttentionOptions o;
+                        o.causal = true;
+                        return ops::linear_attention(in[0], in[1], in[2], o);
+                      },
+                      4.0 * 8 * static_cast<double>(length) * 32 * 32, shape.numel());
+  };
+  return row;
+}
+
 }  // namespace
 
 void add_products(std::vector<OpRow>& rows) {
-  for (auto make : {matmul_row, linear_row, conv1d_row, conv2d_row, attention_row}) rows.push_back(make());
+  for (auto make : {matmul_row, linear_row, conv1d_row, conv2d_row, attention_row, linear_attention_row}) rows.push_back(make());
 }
 
 }  // namespace tapeformer::samples

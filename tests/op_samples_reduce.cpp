@@ -155,6 +155,15 @@ OpRow log_softmax_row() {
   for (const Shape& s : {Shape{1}, {7}, {3, 5}, {2, 3, 37}, {0, 3}, {3, 0}})
     row.samples.push_back({s.str(), {numbers(s, 1, -4, 4)}, [](const Inputs& in) { return ops::log_softmax(in[0]); },
                            [](const Plains& in) { return softmax_of(in[0], nullptr, true); }});
+  for (const auto& [s, k] : std::vector<std::pair<Shape, Shape>>{{{3, 5}, {3, 5}}, {{2, 3, 19}, {19}}, {{2, 3, 4}, {2, 1, 4}}})
+    row.samples.push_back({s.str() + " keep " + k.str(), {numbers(s, 1, -4, 4), flags(k, 2, 0.5)},
+                           [](const Inputs& in) { return ops::log_softmax(in[0], in[1]); },
+                           [](const Plains& in) {
+                             Plain y = softmax_of(in[0], &in[1], true);
+                             std::size_t flat = 0;
+                             for_each_index(in[0].shape, [&](const Index& i) { y.v[flat] = at(in[1], i) != 0 ? y.v[flat] : 0, ++flat; });
+                             return y;
+                           }});
   row.errors = {{[] { ops::log_softmax(numbers({}, 1)); }, "[log_softmax] got a scalar"}};
   row.large = [](i64 n) {
     return make_large({numbers({n / 100, 100}, 1)}, [](const Inputs& in) { return ops::log_softmax(in[0]); }, 5.0 * static_cast<double>(n), n);

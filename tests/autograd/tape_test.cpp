@@ -249,6 +249,16 @@ TEST(Tape, TiesOfMaxima) {
   EXPECT_EQ(second.grad(x).to_vector(), (V{0, 1, 0, 0}));
 }
 
+TEST(Tape, StraightThroughTakesTheValueAndLeavesTheGradientToSoft) {
+  Tape tape;
+  const Tensor hard = tape.watch(vec({1, 0})), soft = tape.watch(vec({0.7, 0.3}));
+  const Tensor y = ops::straight_through(hard, soft);
+  EXPECT_EQ(y.to_vector(), (V{1, 0}));
+  tape.backward(y, vec({2, 3}));
+  EXPECT_FALSE(tape.grad(hard).defined());
+  EXPECT_EQ(tape.grad(soft).to_vector(), (V{2, 3}));
+}
+
 TEST(Tape, UnusedBranchesGiveNoGradient) {
   Parameter used = parameter("used", vec({2})), unused = parameter("unused", vec({2}));
   Tape tape;
