@@ -78,10 +78,6 @@ int generated(const Options& o) {
 int main(int argc, char** argv) {
   CLI::App app("Makes data sets for trying things out, split into training, validation and test parts.", "prepare");
   Options o;
-  const CLI::Validator size([](std::string& s) {
-    const i64 n = CLI::detail::is_printable(s) ? std::atoll(s.c_str()) : -1;
-    return s == "0" || (n >= 10 && std::to_string(n) == s) ? std::string() : "got '" + s + "', expected 0 or at least 10";
-  }, "0 or at least 10");
   const auto command = [&](const char* name, const char* help) {
     CLI::App* c = app.add_subcommand(name, help);
     c->add_option("--out", o.out, "folder to write to; made when absent")->required()->type_name("DIR");
@@ -91,8 +87,8 @@ int main(int argc, char** argv) {
   CLI::App* prompts = command("voice-prompts", "sound: which of five languages a telephone voice prompt is in (one speaker a language)");
   CLI::App* made = command("generated", "sentences that ask back (4 classes) and tones whose pitch moves (4 classes); needs no other files");
   made->add_option("--seed", o.seed, "the same seed gives the same files")->type_name("N")->capture_default_str();
-  made->add_option("--samples", o.samples, "sentences; 0 = no text")->type_name("N")->check(size)->capture_default_str();
-  made->add_option("--clips", o.clips, "tones; 0 = no sound")->type_name("N")->check(size)->capture_default_str();
+  made->add_option("--samples", o.samples, "sentences; 0 = no text")->type_name("N")->check(CLI::NonNegativeNumber)->capture_default_str();
+  made->add_option("--clips", o.clips, "tones; 0 = no sound")->type_name("N")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.require_subcommand(1);
   app.set_version_flag("--version", "prepare (tapeformer " + build_version() + ")");
   app.footer(R"(Examples:
