@@ -11,7 +11,7 @@
 namespace tapeformer {
 namespace {
 
-struct Wrong final : Node {            // y = x^2 with the gradient `factor` dy x + shift
+struct Wrong final : Node {  // y = x^2 with the gradient `factor` dy x + shift
   static constexpr std::string_view kName = "wrong";
   SavedTensor x;
   double factor, shift;
@@ -30,7 +30,8 @@ Tensor square(const Tensor& x, double factor, double shift) {
 }
 
 std::string check(double factor, double shift) {
-  return gradcheck([=](const std::vector<Tensor>& in) { return square(in[0], factor, shift); }, {Tensor::from<double>({0.5, -1, 2}, {3})});
+  return gradcheck([=](const std::vector<Tensor>& in) { return square(in[0], factor, shift); },
+                   {Tensor::from<double>({0.5, -1, 2}, {3})});
 }
 
 TEST(Gradcheck, AcceptsTheRightGradientAndNamesWrongOnes) {
@@ -66,9 +67,10 @@ struct Zero final : Node {
   Grads backward(const Tensor& dy) override { return {Tensor::zeros_like(dy)}; }
 };
 
-TEST(Gradcheck, UsesARandomUpstream) {   // under a sum, softmax's gradient is zero whatever the code says
-  const std::string message = gradcheck(
-      [](const std::vector<Tensor>& in) { return record<Zero>(ops::softmax(in[0].detach()), {&in[0]}); }, {Tensor::from<double>({0.1, 0.7, -1}, {3})});
+TEST(Gradcheck, UsesARandomUpstream) {  // under a sum, softmax's gradient is zero whatever the code says
+  const std::string message =
+      gradcheck([](const std::vector<Tensor>& in) { return record<Zero>(ops::softmax(in[0].detach()), {&in[0]}); },
+                {Tensor::from<double>({0.1, 0.7, -1}, {3})});
   EXPECT_NE(message, "");
 }
 

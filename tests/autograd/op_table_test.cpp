@@ -1,4 +1,5 @@
-// Every row of the op table: values against plain loops, gradients against central differences, f32 against f64, thread counts, messages.
+// Every row of the op table: values against plain loops, gradients against central differences, f32 against f64, thread
+// counts, messages.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,14 +19,16 @@
 namespace tapeformer::samples {
 namespace {
 
-enum class Layout { Plain, Turned, Cut };   // as it is; a transposed or stepped view; a slice between other values
+enum class Layout { Plain, Turned, Cut };  // as it is; a transposed or stepped view; a slice between other values
 
 // A contiguous tensor whose `view` has x's values.
 Tensor base_of(const Tensor& x, Layout layout) {
   if (layout == Layout::Plain || x.rank() == 0) return x;
   if (layout == Layout::Turned && x.rank() >= 2) return x.transpose(-1, -2).clone();
   Shape wide = x.shape();
-  const double junk = x.dtype() == DType::U8 ? 1 : x.dtype() == DType::I64 ? 1e6 : std::numeric_limits<double>::quiet_NaN();
+  const double junk = x.dtype() == DType::U8    ? 1
+                      : x.dtype() == DType::I64 ? 1e6
+                                                : std::numeric_limits<double>::quiet_NaN();
   if (layout == Layout::Turned) {
     wide.push_back(2);
     Tensor base = Tensor::full(wide, junk, x.dtype());
@@ -63,14 +66,16 @@ void expect_close(const std::vector<double>& got, const std::vector<double>& wan
   ASSERT_EQ(got.size(), want.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     if (std::isnan(want[i]) && std::isnan(got[i])) continue;
-    ASSERT_LE(std::abs(got[i] - want[i]), tolerance * (1 + std::abs(want[i]))) << "element " << i << ": got " << got[i] << ", want " << want[i];
+    ASSERT_LE(std::abs(got[i] - want[i]), tolerance * (1 + std::abs(want[i])))
+        << "element " << i << ": got " << got[i] << ", want " << want[i];
   }
 }
 
 class OpTable : public ::testing::TestWithParam<std::size_t> {
  protected:
   const OpRow& row() const { return op_rows()[GetParam()]; }
-  template <class F> void each(F&& f) const {
+  template <class F>
+  void each(F&& f) const {
     for (const Sample& s : row().samples)
       for (Layout layout : kLayouts) {
         SCOPED_TRACE(row().name + ": " + s.label + ", layout " + std::to_string(static_cast<int>(layout)));
@@ -110,7 +115,7 @@ TEST_P(OpTable, GradientsMatchCentralDifferences) {
   });
 }
 
-std::vector<Tensor> gradients(const std::function<Tensor(const Inputs&)>& f, const Inputs& inputs) {   // output first
+std::vector<Tensor> gradients(const std::function<Tensor(const Inputs&)>& f, const Inputs& inputs) {  // output first
   Tape tape;
   Inputs in;
   for (const Tensor& x : inputs) in.push_back(is_float(x.dtype()) ? tape.watch(x) : x);
@@ -174,8 +179,11 @@ TEST_P(OpTable, SameBitsForAnyThreadCount) {
     for (std::size_t i = 0; i < now.size(); ++i) {
       ASSERT_EQ(now[i].defined(), first[i].defined());
       if (!now[i].defined()) continue;
-      const auto data = [](const Tensor& t) { return t.dtype() == DType::U8 ? static_cast<const void*>(t.ptr<std::uint8_t>()) : t.ptr<float>(); };
-      EXPECT_EQ(std::memcmp(data(now[i]), data(first[i]), now[i].bytes()), 0) << row().name << " tensor " << i << " with " << threads << " threads";
+      const auto data = [](const Tensor& t) {
+        return t.dtype() == DType::U8 ? static_cast<const void*>(t.ptr<std::uint8_t>()) : t.ptr<float>();
+      };
+      EXPECT_EQ(std::memcmp(data(now[i]), data(first[i]), now[i].bytes()), 0)
+          << row().name << " tensor " << i << " with " << threads << " threads";
     }
   }
   set_thread_count(before);
@@ -188,7 +196,8 @@ TEST_P(OpTable, ErrorsSayWhatIsWrong) {
       e.call();
       ADD_FAILURE() << "no error, expected: " << e.text;
     } catch (const ShapeError& got) {
-      EXPECT_NE(std::string(got.what()).find(e.text), std::string::npos) << "got:      " << got.what() << "\nexpected: " << e.text;
+      EXPECT_NE(std::string(got.what()).find(e.text), std::string::npos)
+          << "got:      " << got.what() << "\nexpected: " << e.text;
     } catch (const std::exception& got) {
       ADD_FAILURE() << "not a ShapeError: " << got.what() << "\nexpected: " << e.text;
     }
@@ -206,8 +215,10 @@ TEST(OpList, EveryOpHasARow) {
     if (std::smatch m; std::regex_search(line, m, declaration)) declared.insert(m[1]);
   for (const OpRow& r : op_rows()) EXPECT_TRUE(rows.insert(r.name).second) << r.name << " has two rows";
   EXPECT_GE(declared.size(), 60u);
-  for (const std::string& name : declared) EXPECT_TRUE(rows.count(name)) << "no row in tests/op_samples*.cpp for op '" << name << "'";
-  for (const std::string& name : rows) EXPECT_TRUE(declared.count(name)) << "the row '" << name << "' names no op of autograd/ops.h";
+  for (const std::string& name : declared)
+    EXPECT_TRUE(rows.count(name)) << "no row in tests/op_samples*.cpp for op '" << name << "'";
+  for (const std::string& name : rows)
+    EXPECT_TRUE(declared.count(name)) << "the row '" << name << "' names no op of autograd/ops.h";
 }
 
 }  // namespace

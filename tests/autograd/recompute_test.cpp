@@ -31,7 +31,7 @@ struct Block {
 };
 
 struct Outcome {
-  std::vector<std::vector<double>> values;   // output, dx, parameters' gradients
+  std::vector<std::vector<double>> values;  // output, dx, parameters' gradients
   std::size_t saved;
 };
 
@@ -100,7 +100,9 @@ TEST(Recompute, NestedBlocks) {
     Tape tape;
     const Tensor x = tape.watch(normal({8, 16}, 4));
     const auto inner = [&](std::span<const Tensor> in) { return block(in[0]); };
-    const auto outer = [&](std::span<const Tensor> in) { return ops::tanh(recompute(inner, {recompute(inner, {in[0]}, block.all())}, block.all())); };
+    const auto outer = [&](std::span<const Tensor> in) {
+      return ops::tanh(recompute(inner, {recompute(inner, {in[0]}, block.all())}, block.all()));
+    };
     const Tensor y = nested ? recompute(outer, {x}, block.all()) : ops::tanh(block(block(x)));
     tape.backward(y, normal({8, 16}, 5));
     results[nested] = {y.to_vector(), tape.grad(x).to_vector()};
@@ -114,7 +116,8 @@ TEST(Recompute, FrozenParametersAndUnusedInputs) {
   block.w1.trainable = false;
   Tape tape;
   const Tensor x = tape.watch(normal({4, 16}, 1)), unused = tape.watch(normal({2}, 2));
-  tape.backward(recompute([&](std::span<const Tensor> in) { return block(in[0]); }, {x, unused}, block.all()), normal({4, 16}, 3));
+  tape.backward(recompute([&](std::span<const Tensor> in) { return block(in[0]); }, {x, unused}, block.all()),
+                normal({4, 16}, 3));
   EXPECT_FALSE(block.w1.grad.defined());
   EXPECT_TRUE(block.w2.grad.defined());
   EXPECT_FALSE(tape.grad(unused).defined());

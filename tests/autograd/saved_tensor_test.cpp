@@ -27,7 +27,8 @@ Outcome run(const Op& f, bool replay) {
   Tape tape;
   const Tensor x = tape.watch(normal({64, 32}, 1)), w = tape.watch(normal({32, 16}, 2));
   const Tensor h = f(x);
-  const Tensor y = replay ? ops::linear(h, w) : ops::linear(ops::add(h, Tensor::zeros({})), w);   // add's output is kept, not replayed
+  const Tensor y = replay ? ops::linear(h, w)
+                          : ops::linear(ops::add(h, Tensor::zeros({})), w);  // add's output is kept, not replayed
   tape.backward(y, normal({64, 16}, 3));
   return {tape.saved_bytes(), tape.grad(w).to_vector(), tape.grad(x).to_vector()};
 }
@@ -36,13 +37,21 @@ std::vector<std::pair<std::string, Op>> cheap_ops() {
   static const Tensor gain = normal({32}, 8), bias = normal({32}, 9);
   return {{"layer_norm", [](const Tensor& x) { return ops::layer_norm(x, gain, bias); }},
           {"rms_norm", [](const Tensor& x) { return ops::rms_norm(x, gain); }},
-          {"gelu", ops::gelu}, {"gelu_tanh", ops::gelu_tanh}, {"relu", ops::relu}, {"silu", ops::silu}, {"softplus", ops::softplus}, {"tanh", ops::tanh},
+          {"gelu", ops::gelu},
+          {"gelu_tanh", ops::gelu_tanh},
+          {"relu", ops::relu},
+          {"silu", ops::silu},
+          {"softplus", ops::softplus},
+          {"tanh", ops::tanh},
           {"norm, gelu", [](const Tensor& x) { return ops::gelu(ops::layer_norm(x, gain, bias)); }},
           {"gelu, dropout", [](const Tensor& x) { return ops::dropout(ops::gelu(x), 0.2, RngKey(4)); }},
           {"gelu, scale", [](const Tensor& x) { return ops::scale(ops::gelu(x), 3, 1); }},
           {"gelu, reshape, transpose",
-           [](const Tensor& x) { return ops::transpose(ops::reshape(ops::transpose(ops::gelu(x), 0, 1), {32, 64}), 0, 1); }},
-          {"six in a row", [](const Tensor& x) { return ops::tanh(ops::silu(ops::gelu(ops::tanh(ops::silu(ops::gelu(x)))))); }}};
+           [](const Tensor& x) {
+             return ops::transpose(ops::reshape(ops::transpose(ops::gelu(x), 0, 1), {32, 64}), 0, 1);
+           }},
+          {"six in a row",
+           [](const Tensor& x) { return ops::tanh(ops::silu(ops::gelu(ops::tanh(ops::silu(ops::gelu(x)))))); }}};
 }
 
 TEST(SavedTensor, ReplayGivesTheSameBitsForLessMemory) {
@@ -50,7 +59,7 @@ TEST(SavedTensor, ReplayGivesTheSameBitsForLessMemory) {
     const Outcome with = run(f, true), without = run(f, false);
     EXPECT_EQ(with.dw, without.dw) << name;
     EXPECT_EQ(with.dx, without.dx) << name;
-    if (name != "six in a row") EXPECT_LE(with.saved + 64 * 32 * 4, without.saved) << name;   // one activation less
+    if (name != "six in a row") EXPECT_LE(with.saved + 64 * 32 * 4, without.saved) << name;  // one activation less
   }
 }
 
@@ -62,7 +71,8 @@ TEST(SavedTensor, InputOfACheapOpIsKeptOnce) {
   const Tensor h = ops::gelu(a);
   ops::linear(h, w);
   ops::linear(h, w);
-  EXPECT_EQ(tape.saved_bytes() - before, 64u * 32 * 4 + 2 * 32 * 32 * 4);   // gelu's input, and the weight for each product
+  EXPECT_EQ(tape.saved_bytes() - before,
+            64u * 32 * 4 + 2 * 32 * 32 * 4);  // gelu's input, and the weight for each product
 }
 
 TEST(SavedTensor, ChangeInPlaceIsAnError) {
@@ -75,7 +85,9 @@ TEST(SavedTensor, ChangeInPlaceIsAnError) {
     tape.backward(y, normal({4}, 2));
     FAIL() << "the change was not noticed";
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("[mul] a value saved for backward was modified in place: saved at version "), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("[mul] a value saved for backward was modified in place: saved at version "),
+              std::string::npos)
+        << e.what();
   }
 }
 
@@ -104,8 +116,8 @@ TEST(SavedTensor, Bf16HalvesWhatMayBeRounded) {
   EXPECT_EQ(bytes[1] * 2, bytes[0]);
   double worst = 0;
   for (std::size_t i = 0; i < dw[0].size(); ++i) worst = std::max(worst, std::abs(dw[0][i] - dw[1][i]));
-  EXPECT_GT(worst, 0);                     // it did round
-  EXPECT_LT(worst, 64 * 4 * 0x1p-9);       // by bf16's unit, over 64 terms
+  EXPECT_GT(worst, 0);                // it did round
+  EXPECT_LT(worst, 64 * 4 * 0x1p-9);  // by bf16's unit, over 64 terms
 }
 
 TEST(SavedTensor, ExactValuesAndDoublesAreNeverRounded) {

@@ -20,7 +20,8 @@ Parameter parameter(const std::string& name, Tensor value) {
   return p;
 }
 
-template <class F> std::string error_of(F&& f) {
+template <class F>
+std::string error_of(F&& f) {
   try {
     f();
   } catch (const std::exception& e) {
@@ -36,19 +37,19 @@ TEST(Tape, NothingIsRecordedWithoutATape) {
   EXPECT_EQ(Tape::current(), nullptr);
   EXPECT_FALSE(ops::exp(p.value).grad_ref());
   Tape tape;
-  EXPECT_FALSE(ops::exp(p.value).grad_ref());   // no leaf among the inputs
+  EXPECT_FALSE(ops::exp(p.value).grad_ref());  // no leaf among the inputs
   EXPECT_TRUE(ops::exp(tape.leaf(p)).grad_ref());
   EXPECT_EQ(tape.size(), 2u);
 }
 
-TEST(Tape, OneGradientSharedByBothInputs) {   // add's backward returns {dy, dy}
+TEST(Tape, OneGradientSharedByBothInputs) {  // add's backward returns {dy, dy}
   Parameter p = parameter("p", vec({1, 2}));
   const Tensor seed = vec({3, 5});
   Tape tape;
   const Tensor x = tape.leaf(p);
   tape.backward(ops::add(x, x), seed);
   EXPECT_EQ(p.grad.to_vector(), (V{6, 10}));
-  EXPECT_EQ(seed.to_vector(), (V{3, 5}));       // the caller's seed is not added into
+  EXPECT_EQ(seed.to_vector(), (V{3, 5}));  // the caller's seed is not added into
 }
 
 TEST(Tape, SeedIsNotHandedToTheParameter) {
@@ -75,8 +76,8 @@ TEST(Tape, DiamondsVisitEveryPathOnce) {
   Tape tape;
   const Tensor x = tape.watch(vec({2}));
   Tensor y = x;
-  for (int i = 0; i < 20; ++i) y = ops::add(y, y);   // 2^20 paths
-  const Tensor z = ops::mul(y, ops::add(y, x));       // 2^20 x (2^20 x + x)
+  for (int i = 0; i < 20; ++i) y = ops::add(y, y);  // 2^20 paths
+  const Tensor z = ops::mul(y, ops::add(y, x));     // 2^20 x (2^20 x + x)
   tape.backward(z);
   const double n = 1048576;
   EXPECT_EQ(tape.grad(x).item(), 2 * 2 * n * (n + 1));
@@ -87,7 +88,7 @@ TEST(Tape, TiedWeightsCollectBothUses) {
   Tape tape;
   const Tensor x = ops::embedding(tape.leaf(table), Tensor::from<i64>({2, 0}, {2}));
   const Tensor logits = ops::matmul(x, ops::transpose(tape.leaf(table), 0, 1));
-  EXPECT_EQ(tape.size(), 4u);                         // one leaf, not two
+  EXPECT_EQ(tape.size(), 4u);  // one leaf, not two
   tape.backward(ops::sum(logits));
   // d/dT sum_ij x_i . T_j = (column sums of T) at rows 2 and 0, plus (x_2 + x_0) at every row
   EXPECT_EQ(table.grad.to_vector(), (V{15, 20, 6, 8, 15, 20}));
@@ -104,7 +105,7 @@ TEST(Tape, OnFinalComesOnceAndWhenComplete) {
     at_call.push_back(p.grad.item());
   };
   const Tensor first = ops::mul(tape.leaf(a), tape.leaf(frozen));
-  tape.backward(ops::sum(ops::mul(ops::mul(first, tape.leaf(b)), tape.leaf(a))));   // 3 a^2 b
+  tape.backward(ops::sum(ops::mul(ops::mul(first, tape.leaf(b)), tape.leaf(a))));  // 3 a^2 b
   EXPECT_EQ(order, (std::vector<std::string>{"b", "a"}));
   EXPECT_EQ(at_call, (V{3, 12}));
   EXPECT_FALSE(frozen.grad.defined());
@@ -116,14 +117,16 @@ TEST(Tape, StaleTensorsAreRefused) {
     Tape tape;
     old = ops::exp(tape.watch(vec({1})));
   }
-  EXPECT_FALSE(ops::exp(old).grad_ref());             // no tape open: plain arithmetic
+  EXPECT_FALSE(ops::exp(old).grad_ref());  // no tape open: plain arithmetic
   Tape tape;
   const std::string message = error_of([&] { ops::mul(tape.watch(vec({1})), old); });
   EXPECT_NE(message.find("[mul] an input was recorded on tape"), std::string::npos) << message;
   EXPECT_NE(message.find("call detach() to use its value only"), std::string::npos) << message;
   EXPECT_NO_THROW(ops::mul(tape.watch(vec({1})), old.detach()));
-  EXPECT_NE(error_of([&] { tape.backward(old); }).find("[backward] the loss was not recorded on this tape"), std::string::npos);
-  EXPECT_NE(error_of([&] { (void)tape.grad(old); }).find("[grad] the tensor is not watched on this tape"), std::string::npos);
+  EXPECT_NE(error_of([&] { tape.backward(old); }).find("[backward] the loss was not recorded on this tape"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { (void)tape.grad(old); }).find("[grad] the tensor is not watched on this tape"),
+            std::string::npos);
 }
 
 TEST(Tape, BackwardOnceFromOneElement) {
@@ -132,7 +135,8 @@ TEST(Tape, BackwardOnceFromOneElement) {
   EXPECT_EQ(error_of([&] { tape.backward(y); }), "[backward] the loss has shape [2], expected one element");
   tape.backward(ops::sum(y));
   EXPECT_EQ(error_of([&] { tape.backward(ops::sum(x.detach())); }).substr(0, 10), "[backward]");
-  EXPECT_EQ(error_of([&] { ops::exp(x); }), "an op was recorded on a tape that has run backward already; open a new tape");
+  EXPECT_EQ(error_of([&] { ops::exp(x); }),
+            "an op was recorded on a tape that has run backward already; open a new tape");
 }
 
 TEST(Tape, NoGradHidesTheTape) {
@@ -175,7 +179,7 @@ TEST(Tape, AMillionEntriesNeedNoStack) {
     tape.backward(y);
     EXPECT_EQ(tape.grad(x).item(), 1);
   }
-  Tape dropped;                                        // never run backward: the destructor must not recurse either
+  Tape dropped;  // never run backward: the destructor must not recurse either
   Tensor y = dropped.watch(vec({0.5}));
   for (int i = 0; i < 1000000; ++i) y = ops::neg(y);
 }
@@ -186,7 +190,8 @@ TEST(Tape, CheckFiniteNamesTheOp) {
   Tape tape(options);
   const Tensor x = tape.watch(vec({0, 1}));
   EXPECT_EQ(error_of([&] { ops::log(x); }), "[log] gave a value that is not finite, output [2]");
-  EXPECT_EQ(error_of([&] { ops::log(x.detach()); }), "[log] gave a value that is not finite, output [2]");   // unrecorded ops as well
+  EXPECT_EQ(error_of([&] { ops::log(x.detach()); }),
+            "[log] gave a value that is not finite, output [2]");  // unrecorded ops as well
   EXPECT_NO_THROW(ops::exp(x));
   const Tensor large = ops::scale(x, 1e200);
   EXPECT_THROW(ops::mul(large, large), NumericError);
@@ -203,7 +208,7 @@ TEST(Tape, SliceAddsIntoItsRegionOnly) {
 TEST(Tape, SliceAfterAFullGradientDoesNotTouchOtherHolders) {
   Tape tape;
   const Tensor x = tape.watch(vec({1, 2, 3})), y = tape.watch(vec({4, 5, 6}));
-  const Tensor part = ops::slice(x, 0, 0, 1);          // before the add: its gradient comes after the add's {dy, dy}
+  const Tensor part = ops::slice(x, 0, 0, 1);  // before the add: its gradient comes after the add's {dy, dy}
   const Tensor both = ops::add(x, y);
   tape.backward(ops::add(ops::sum(both), ops::sum(part)));
   EXPECT_EQ(tape.grad(x).to_vector(), (V{2, 1, 1}));
@@ -221,13 +226,14 @@ TEST(Tape, EmbeddingAddsRepeatedRows) {
 TEST(Tape, GradientsArriveThroughStridedViews) {
   Parameter p = parameter("p", Tensor::from<double>({1, 2, 3, 4, 5, 6}, {2, 3}));
   Tape tape;
-  const Tensor turned = ops::transpose(tape.leaf(p), 0, 1);   // [3, 2], strides 1 and 3
-  tape.backward(ops::slice(ops::expand(ops::slice(turned, 0, 1, 2), {4, 2}), 0, 0, 3), Tensor::from<double>({1, 2, 3, 4, 5, 6}, {3, 2}));
+  const Tensor turned = ops::transpose(tape.leaf(p), 0, 1);  // [3, 2], strides 1 and 3
+  tape.backward(ops::slice(ops::expand(ops::slice(turned, 0, 1, 2), {4, 2}), 0, 0, 3),
+                Tensor::from<double>({1, 2, 3, 4, 5, 6}, {3, 2}));
   EXPECT_EQ(p.grad.to_vector(), (V{0, 9, 0, 0, 12, 0}));
   EXPECT_TRUE(p.grad.contiguous());
 }
 
-TEST(Tape, GradientOfASumIsStoredWhole) {   // sum's gradient is a stride-0 view; a parameter must own all of it
+TEST(Tape, GradientOfASumIsStoredWhole) {  // sum's gradient is a stride-0 view; a parameter must own all of it
   Parameter p = parameter("p", vec({1, 2, 3}));
   for (int i = 0; i < 2; ++i) {
     Tape tape;

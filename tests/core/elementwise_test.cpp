@@ -15,14 +15,16 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
 
-std::vector<float> wide_range() {   // every 9973rd float, the extremes, and fine steps around zero
+std::vector<float> wide_range() {  // every 9973rd float, the extremes, and fine steps around zero
   std::vector<float> x;
   for (std::uint64_t bits = 0; bits <= 0xffffffffu; bits += 99991) {
     const float f = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
     if (std::isfinite(f)) x.push_back(f);
   }
   for (double v = -110; v <= 110; v += 0.0131) x.push_back(static_cast<float>(v));
-  for (float v : {0.0f, 1e-45f, 1e-38f, 1e-20f, 1e-7f, 1e-3f, 87.0f, 88.7f, 88.8f, 104.0f, 1e4f, 1e38f, 3.4028235e38f, kInf}) x.insert(x.end(), {v, -v});
+  for (float v :
+       {0.0f, 1e-45f, 1e-38f, 1e-20f, 1e-7f, 1e-3f, 87.0f, 88.7f, 88.8f, 104.0f, 1e4f, 1e38f, 3.4028235e38f, kInf})
+    x.insert(x.end(), {v, -v});
   return x;
 }
 
@@ -31,10 +33,10 @@ struct Function {
   const char* name;
   double (*value)(double);
   double (*slope)(double);
-  double ulps;          // of the result
-  double absolute;      // or this, where terms cancel
-  bool positive;        // defined for x > 0 only
-  bool infinite_is_nan = false;   // x times a factor that is 0
+  double ulps;                   // of the result
+  double absolute;               // or this, where terms cancel
+  bool positive;                 // defined for x > 0 only
+  bool infinite_is_nan = false;  // x times a factor that is 0
 };
 
 double sigmoid(double x) { return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x)); }
@@ -46,7 +48,10 @@ const std::vector<Function>& functions() {
   using D = double;
   static const std::vector<Function> all{
       {Unary::Relu, "relu", [](D x) { return x > 0 ? x : 0; }, [](D x) { return D(x > 0); }, 0, 0, false},
-      {Unary::Gelu, "gelu", [](D x) { return x < -40 ? 0 : x * cdf(x); }, [](D x) { return x < -40 ? 0 : x > 40 ? 1 : cdf(x) + x * density(x); }, 8, 8e-7, false, true},
+      {Unary::Gelu, "gelu", [](D x) { return x < -40 ? 0 : x * cdf(x); },
+       [](D x) { return x < -40  ? 0
+                        : x > 40 ? 1
+                                 : cdf(x) + x * density(x); }, 8, 8e-7, false, true},
       {Unary::GeluTanh, "gelu_tanh", [](D x) { return x < -40 ? 0 : x / 2 * (1 + std::tanh(inner(x))); },
        [](D x) {
          if (std::abs(x) > 40) return x < 0 ? 0.0 : 1.0;
@@ -54,11 +59,15 @@ const std::vector<Function>& functions() {
          return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.79788456080286535588 * (1 + 3 * 0.044715 * x * x);
        },
        8, 1e-6, false, true},
-      {Unary::Silu, "silu", [](D x) { return x < -1000 ? 0 : x * sigmoid(x); }, [](D x) { return std::abs(x) > 1000 ? D(x > 0) : sigmoid(x) * (1 + x * sigmoid(-x)); }, 8, 3e-7, false, true},
-      {Unary::Tanh, "tanh", [](D x) { return std::tanh(x); }, [](D x) { return 1 / (std::cosh(x) * std::cosh(x)); }, 5, 3e-7, false},
+      {Unary::Silu, "silu", [](D x) { return x < -1000 ? 0 : x * sigmoid(x); },
+       [](D x) { return std::abs(x) > 1000 ? D(x > 0) : sigmoid(x) * (1 + x * sigmoid(-x)); }, 8, 3e-7, false, true},
+      {Unary::Tanh, "tanh", [](D x) { return std::tanh(x); }, [](D x) { return 1 / (std::cosh(x) * std::cosh(x)); }, 5,
+       3e-7, false},
       {Unary::Sigmoid, "sigmoid", sigmoid, [](D x) { return sigmoid(x) * sigmoid(-x); }, 5, 2e-7, false},
-      {Unary::Elu, "elu", [](D x) { return x > 0 ? x : std::expm1(x); }, [](D x) { return x > 0 ? 1 : std::exp(x); }, 5, 2e-37, false},
-      {Unary::Softplus, "softplus", [](D x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }, sigmoid, 5, 2e-7, false},
+      {Unary::Elu, "elu", [](D x) { return x > 0 ? x : std::expm1(x); }, [](D x) { return x > 0 ? 1 : std::exp(x); }, 5,
+       2e-37, false},
+      {Unary::Softplus, "softplus", [](D x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }, sigmoid,
+       5, 2e-7, false},
       {Unary::Exp, "exp", [](D x) { return std::exp(x); }, [](D x) { return std::exp(x); }, 3, 2e-38, false},
       {Unary::Log, "log", [](D x) { return std::log(x); }, [](D x) { return 1 / x; }, 2, 0, true},
       {Unary::Sqrt, "sqrt", [](D x) { return std::sqrt(x); }, [](D x) { return 0.5 / std::sqrt(x); }, 1, 0, true},
@@ -75,7 +84,8 @@ double ulp_of(double want) {
 }
 
 // Reports the worst element only.
-void expect_near(const Function& f, const std::vector<float>& x, const std::vector<float>& got, double (*want)(double), const char* what, double slack) {
+void expect_near(const Function& f, const std::vector<float>& x, const std::vector<float>& got, double (*want)(double),
+                 const char* what, double slack) {
   double worst = 0;
   std::size_t where = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
@@ -87,7 +97,8 @@ void expect_near(const Function& f, const std::vector<float>& x, const std::vect
     const double over = error / (slack * std::max(f.ulps * ulp_of(w), f.absolute) + 1e-300);
     if (over > worst) worst = over, where = i;
   }
-  EXPECT_LE(worst, 1) << f.name << " " << what << " at " << x[where] << ": got " << got[where] << ", want " << want(static_cast<double>(x[where]));
+  EXPECT_LE(worst, 1) << f.name << " " << what << " at " << x[where] << ": got " << got[where] << ", want "
+                      << want(static_cast<double>(x[where]));
 }
 
 TEST(Unary, F32MatchesTheLibraryOverTheWholeRange) {
@@ -156,14 +167,17 @@ TEST(Binary, MaximaAndMinimaKeepNan) {
 TEST(Binary, AnyStrides) {
   const std::vector<float> a{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, b{100, 200, 300, 400};
   std::vector<float> y(12);
-  binary(Binary::Add, {3, 4}, a.data(), {1, 3}, b.data(), {0, 1}, y.data());   // a transposed, b repeated
+  binary(Binary::Add, {3, 4}, a.data(), {1, 3}, b.data(), {0, 1}, y.data());  // a transposed, b repeated
   for (i64 i = 0; i < 3; ++i)
-    for (i64 j = 0; j < 4; ++j) EXPECT_EQ(y[static_cast<std::size_t>(i * 4 + j)], a[static_cast<std::size_t>(i + 3 * j)] + b[static_cast<std::size_t>(j)]);
+    for (i64 j = 0; j < 4; ++j)
+      EXPECT_EQ(y[static_cast<std::size_t>(i * 4 + j)],
+                a[static_cast<std::size_t>(i + 3 * j)] + b[static_cast<std::size_t>(j)]);
   binary(Binary::Sub, {2, 3, 2}, a.data(), {6, 2, 1}, b.data(), {1, 0, 2}, y.data());
   for (i64 i = 0; i < 2; ++i)
     for (i64 j = 0; j < 3; ++j)
       for (i64 k = 0; k < 2; ++k)
-        EXPECT_EQ(y[static_cast<std::size_t>(i * 6 + j * 2 + k)], a[static_cast<std::size_t>(i * 6 + j * 2 + k)] - b[static_cast<std::size_t>(i + 2 * k)]);
+        EXPECT_EQ(y[static_cast<std::size_t>(i * 6 + j * 2 + k)],
+                  a[static_cast<std::size_t>(i * 6 + j * 2 + k)] - b[static_cast<std::size_t>(i + 2 * k)]);
 }
 
 TEST(Sums, MatchDoubles) {
@@ -206,7 +220,7 @@ TEST(Dropout, KeepsTheStatedShareAndTheMean) {
     }
     const double sigma = std::sqrt(p * (1 - p) / static_cast<double>(n));
     EXPECT_NEAR(kept / static_cast<double>(n), 1 - p, 5 * sigma);
-    double together = 0;   // neighbours are independent
+    double together = 0;  // neighbours are independent
     for (std::size_t i = 1; i < y.size(); ++i) together += y[i] != 0 && y[i - 1] != 0;
     EXPECT_NEAR(together / static_cast<double>(n), (1 - p) * (1 - p), 10 * sigma);
   }

@@ -1,4 +1,5 @@
-// Which folder may include which, and where each library may appear. An include against an arrow fails here and is named.
+// Which folder may include which, and where each library may appear. An include against an arrow fails here and is
+// named.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -26,11 +27,16 @@ const std::map<std::string, Names> kMayInclude{
     {"apps", {"train", "models", "attention", "layers", "autograd", "optim", "data", "core"}}};
 
 struct Library {
-  std::string pattern, where;   // of the include; of the files that may
+  std::string pattern, where;  // of the include; of the files that may
 };
-const std::vector<Library> kLibraries{{"<dnnl.*", "core/kernels/.*"},              {"<cblas\\.h>", "core/kernels/.*\\.cpp"}, {"[<\"]hwy/.*", "core/kernels/.*\\.cpp"},
-                                      {"<hdf5.*", "core/hdf5_file\\.cpp"},       {"<yaml-cpp/.*", "core/config\\.cpp"},    {"<spdlog/.*", "core/log\\.cpp"},
-                                      {"<omp\\.h>", "core/(parallel|kernels/.*)\\.cpp"}, {"<mpi\\.h>", "train/.*\\.cpp"}};
+const std::vector<Library> kLibraries{{"<dnnl.*", "core/kernels/.*"},
+                                      {"<cblas\\.h>", "core/kernels/.*\\.cpp"},
+                                      {"[<\"]hwy/.*", "core/kernels/.*\\.cpp"},
+                                      {"<hdf5.*", "core/hdf5_file\\.cpp"},
+                                      {"<yaml-cpp/.*", "core/config\\.cpp"},
+                                      {"<spdlog/.*", "core/log\\.cpp"},
+                                      {"<omp\\.h>", "core/(parallel|kernels/.*)\\.cpp"},
+                                      {"<mpi\\.h>", "train/.*\\.cpp"}};
 
 // What is wrong with `include` (with its quotes or brackets) in `file`, or "".
 std::string complaint(const std::string& file, const std::string& include) {
@@ -74,15 +80,18 @@ TEST(IncludeArrows, EverySourceFolderHasARule) {
     if (!entry.is_directory()) continue;
     const std::string name = entry.path().filename().string();
     bool sources = false;
-    for (const auto& file : fs::directory_iterator(entry.path())) sources = sources || file.path().extension() == ".cpp" || file.path().extension() == ".h";
-    if (sources && name != "tests" && name != "bench" && name != "examples") EXPECT_TRUE(kMayInclude.count(name) || name.rfind("build", 0) == 0) << name;
+    for (const auto& file : fs::directory_iterator(entry.path()))
+      sources = sources || file.path().extension() == ".cpp" || file.path().extension() == ".h";
+    if (sources && name != "tests" && name != "bench" && name != "examples")
+      EXPECT_TRUE(kMayInclude.count(name) || name.rfind("build", 0) == 0) << name;
   }
 }
 
 TEST(IncludeArrows, TheCheckItselfFindsViolations) {
   EXPECT_EQ(complaint("core/tensor.cpp", "\"core/shape.h\""), "");
   EXPECT_EQ(complaint("layers/linear.h", "\"autograd/ops.h\""), "");
-  EXPECT_EQ(complaint("core/tensor.cpp", "\"autograd/tape.h\""), "core/tensor.cpp includes \"autograd/tape.h\": core may not know autograd");
+  EXPECT_EQ(complaint("core/tensor.cpp", "\"autograd/tape.h\""),
+            "core/tensor.cpp includes \"autograd/tape.h\": core may not know autograd");
   EXPECT_NE(complaint("data/loader.cpp", "\"autograd/tape.h\""), "");
   EXPECT_NE(complaint("optim/adam.cpp", "\"models/model.h\""), "");
   EXPECT_NE(complaint("apps/train.cpp", "\"tests/op_samples.h\""), "");

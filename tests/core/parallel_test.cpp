@@ -12,7 +12,7 @@
 namespace tapeformer {
 namespace {
 
-class Threads {   // restores the count
+class Threads {  // restores the count
  public:
   explicit Threads(int n) : before_(thread_count()) { set_thread_count(n); }
   ~Threads() { set_thread_count(before_); }
@@ -59,9 +59,9 @@ TEST(ParallelFor, AnExceptionReachesTheCaller) {
     } catch (const ShapeError& e) {
       EXPECT_STREQ(e.what(), "chunk 3");
     }
-    if (threads > 1) EXPECT_EQ(ran, 10);                       // the others ended first
+    if (threads > 1) EXPECT_EQ(ran, 10);  // the others ended first
     ran = 0;
-    parallel_for(100, 10, [&](i64, i64) { ++ran; });           // the next loop is not disturbed
+    parallel_for(100, 10, [&](i64, i64) { ++ran; });  // the next loop is not disturbed
     EXPECT_EQ(ran, 10);
   }
 }
@@ -99,7 +99,9 @@ TEST(ParallelReduce, SameBitsForAnyThreadCount) {
   }
   EXPECT_EQ(results.size(), 1u);
   EXPECT_NEAR(*results.begin(), 12.0901, 1e-3);
-  EXPECT_EQ(parallel_reduce(0, 10, 7, [](i64, i64) { return 1; }, [](int a, int b) { return a + b; }), 7);
+  EXPECT_EQ(parallel_reduce(
+                0, 10, 7, [](i64, i64) { return 1; }, [](int a, int b) { return a + b; }),
+            7);
 }
 
 TEST(ThreadCount, RefusesLessThanOne) {

@@ -41,12 +41,15 @@ TEST(Storage, PeakFollowsTheMost) {
 #ifndef TAPEFORMER_SANITIZED
 TEST(Storage, FreedNeighboursMergeInAnyOrder) {
   const std::size_t size = 1 << 20;
-  for (const std::vector<int>& order : std::vector<std::vector<int>>{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {0, 2, 1, 3}}) {
+  for (const std::vector<int>& order :
+       std::vector<std::vector<int>>{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {0, 2, 1, 3}}) {
     std::vector<std::unique_ptr<Storage>> parts;
     for (int i = 0; i < 4; ++i) parts.push_back(std::make_unique<Storage>(size));
     const std::byte* start = parts[0]->data();
     bool neighbours = true;
-    for (int i = 1; i < 4; ++i) neighbours = neighbours && parts[static_cast<std::size_t>(i)]->data() == start + size * static_cast<std::size_t>(i);
+    for (int i = 1; i < 4; ++i)
+      neighbours =
+          neighbours && parts[static_cast<std::size_t>(i)]->data() == start + size * static_cast<std::size_t>(i);
     ASSERT_TRUE(neighbours);
     for (int i : order) parts[static_cast<std::size_t>(i)].reset();
     const std::size_t reserved = memory::stats().reserved;
@@ -73,7 +76,7 @@ TEST(Storage, ARepeatedStepTakesNothingNew) {
 }
 #endif
 
-TEST(Storage, BlocksNeverOverlap) {   // random life times; every block keeps its own pattern
+TEST(Storage, BlocksNeverOverlap) {  // random life times; every block keeps its own pattern
   struct Block {
     std::unique_ptr<Storage> s;
     unsigned char fill;
@@ -118,7 +121,9 @@ TEST(Storage, HookSeesEverySize) {
 }
 
 TEST(Storage, AHookMayRefuse) {
-  memory::set_allocation_hook([](std::size_t bytes) { if (bytes > 1000) throw std::runtime_error("too large"); });
+  memory::set_allocation_hook([](std::size_t bytes) {
+    if (bytes > 1000) throw std::runtime_error("too large");
+  });
   EXPECT_THROW(Tensor::empty({1000}), std::runtime_error);
   EXPECT_NO_THROW(Tensor::empty({100}));
   memory::set_allocation_hook(nullptr);

@@ -11,7 +11,8 @@
 namespace tapeformer {
 namespace {
 
-template <class F> std::string error_of(F&& f) {
+template <class F>
+std::string error_of(F&& f) {
   try {
     f();
   } catch (const ShapeError& e) {
@@ -20,7 +21,7 @@ template <class F> std::string error_of(F&& f) {
   return "no error";
 }
 
-class Random {   // small choices from one key
+class Random {  // small choices from one key
  public:
   explicit Random(std::uint64_t seed) : key_(seed) {}
   i64 below(i64 n) { return static_cast<i64>(key_.below(next_++, static_cast<std::uint64_t>(n))); }
@@ -43,7 +44,8 @@ struct Model {
     return m;
   }
   // The elements under a new shape: f(index in the new shape) gives the index in the old one.
-  template <class F> void remap(const Shape& to, F&& f) {
+  template <class F>
+  void remap(const Shape& to, F&& f) {
     std::vector<i64> next;
     std::vector<i64> at(static_cast<std::size_t>(to.rank()), 0);
     for (i64 n = 0; n < to.numel(); ++n) {
@@ -63,7 +65,7 @@ struct Model {
   std::string step(Random& r) {
     const i64 rank = shape.rank();
     switch (r.below(5)) {
-      case 0: {   // permute
+      case 0: {  // permute
         std::vector<int> axes;
         for (int a = 0; a < rank; ++a) axes.insert(axes.begin() + r.below(a + 1), a);
         Shape to;
@@ -76,7 +78,7 @@ struct Model {
         });
         return "permute";
       }
-      case 1: {   // slice
+      case 1: {  // slice
         if (rank == 0) return "";
         const int a = static_cast<int>(r.below(rank));
         const i64 from = r.below(shape[a]), to = from + 1 + r.below(shape[a] - from);
@@ -89,7 +91,7 @@ struct Model {
         });
         return "slice";
       }
-      case 2: {   // expand an axis of size 1, or a new one in front
+      case 2: {  // expand an axis of size 1, or a new one in front
         if (shape.numel() > 300 || rank > 6) return "";
         Shape s;
         if (r.below(2)) s.push_back(1 + r.below(3));
@@ -105,7 +107,7 @@ struct Model {
         });
         return "expand";
       }
-      default: {   // view under a random factorisation
+      default: {  // view under a random factorisation
         Shape s;
         i64 left = shape.numel();
         while (left > 1 && s.rank() < 6) {
@@ -118,7 +120,7 @@ struct Model {
         if (left > 1 || s.rank() == 0) s.push_back(left);
         if (s.rank() < 7 && r.below(3) == 0) s.push_back(1);
         t = t.view(s);
-        shape = s;   // row-major order of the elements does not change
+        shape = s;  // row-major order of the elements does not change
         return "view " + s.str();
       }
     }
@@ -148,7 +150,7 @@ TEST(Tensor, ViewsHoldTheRightElements) {
 TEST(Tensor, ViewCopiesOnlyWhereItMust) {
   const Tensor x = Tensor::zeros({4, 6});
   EXPECT_EQ(x.view({24}).storage(), x.storage());
-  EXPECT_EQ(x.slice(1, 1, 3).view({2, 2, 2}).storage(), x.storage());            // rows split, row stride kept
+  EXPECT_EQ(x.slice(1, 1, 3).view({2, 2, 2}).storage(), x.storage());  // rows split, row stride kept
   EXPECT_EQ(x.transpose(0, 1).view({2, 3, 4}).storage(), x.storage());
   EXPECT_EQ(x.slice(0, 1, 3).view({12}).storage(), x.storage());
   EXPECT_NE(x.transpose(0, 1).view({24}).storage(), x.storage());
@@ -186,7 +188,7 @@ TEST(Tensor, ConversionsRoundAndReturn) {
   EXPECT_EQ(x.to(DType::I64).to_vector(), (std::vector<double>{0, -1, 3, 200}));
   EXPECT_EQ(x.to(DType::I32).to(DType::BF16).to_vector(), (std::vector<double>{0, -1, 3, 200}));
   EXPECT_EQ(x.slice(0, 2, 4).to(DType::U8).to_vector(), (std::vector<double>{3, 200}));
-  EXPECT_EQ(x.to(DType::F64).storage(), x.storage());   // this when already so
+  EXPECT_EQ(x.to(DType::F64).storage(), x.storage());  // this when already so
 }
 
 TEST(Bf16, RoundsToNearestEvenAndKeepsNan) {

@@ -1,0 +1,266 @@
+// Rows for attention.
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/ops.h"
+#include "tests/op_samples.h"
+
+namespace tapeformer::samples {
+namespace {
+
+using Plains = std::vector<Plain>;
+
+struct AttentionCase {
+  std::string label;
+  Shape q, k, v;
+  bool causal = false;
+  double scale = 0;                                         // 0: default
+  Shape key_mask{}, query_mask{}, key_bias{}, pair_bias{};  // rank 0: none
+  double dropout = 0;
+};
+
+// Inputs: q, k, v, then those of key_mask, query_mask, key_bias, pair_bias that the case has, in this order.
+template <class T>
+struct Named {
+  const std::vector<T>& in;
+  const AttentionCase& c;
+  const T* find(const Shape AttentionCase::*which) const {
+    std::size_t k = 3;
+    for (auto member :
+         {&AttentionCase::key_mask, &AttentionCase::query_mask, &AttentionCase::key_bias, &AttentionCase::pair_bias}) {
+      if (member == which) return (c.*member).rank() > 0 ? &in[k] : nullptr;
+      if ((c.*member).rank() > 0) ++k;
+    }
+    return nullptr;
+  }
+};
+
+Tensor attend(const Inputs& in, const AttentionCase& c) {
+  ops::AttentionOptions o;
+  const Named<Tensor> named{in, c};
+  if (c.scale != 0) o.scale = c.scale;
+  o.causal = c.causal;
+  if (auto* t = named.find(&AttentionCase::key_mask)) o.key_mask = *t;
+  if (auto* t = named.find(&AttentionCase::query_mask)) o.query_mask = *t;
+  if (auto* t = named.find(&AttentionCase::key_bias)) o.key_bias = *t;
+  if (auto* t = named.find(&AttentionCase::pair_bias)) o.pair_bias = *t;
+  o.dropout = c.dropout;
+  o.key = RngKey(5);
+  return ops::attention(in[0], in[1], in[2], o);
+}
+
+Plain attention_of(const Plains& in, const AttentionCase& c) {
+  const Named<Plain> named{in, c};
+  const Plain *key_mask = named.find(&AttentionCase::key_mask), *query_mask = named.find(&AttentionCase::query_mask);
+  const Plain *key_bias = named.find(&AttentionCase::key_bias), *pair_bias = named.find(&AttentionCase::pair_bias);
+  const Plain &q = in[0], &k = in[1], &v = in[2];
+  const i64 M = k.shape[2], d = q.shape[3];
+  const double scale = c.scale != 0 ? c.scale : 1 / std::sqrt(static_cast<double>(d));
+  return plain({q.shape[0], q.shape[1], q.shape[2], v.shape[3]}, [&](const Index& i) {
+    if (query_mask && at(*query_mask, {i[0], i[2]}) == 0) return 0.0;
+    double total = 0, sum = 0;
+    for (i64 j = 0; j < M; ++j) {
+      if ((c.causal && j > i[2]) || (key_mask && at(*key_mask, {i[0], j}) == 0)) continue;
+      double s = 0;
+      for (i64 e = 0; e < d; ++e) s += at(q, {i[0], i[1], i[2], e}) * at(k, {i[0], i[1], j, e});
+      s *= scale;
+      if (key_bias) s += at(*key_bias, {i[0], i[1], j});
+      if (pair_bias) s += at(*pair_bias, {i[0], i[1], i[2], j});
+      total += std::exp(s);
+      sum += std::exp(s) * at(v, {i[0], i[1], j, i[3]});
+    }
+    return total == 0 ? 0.0 : sum / total;
+  });
+}
+
+OpRow attention_row() {
+  OpRow row{"attention", true, {}, {}, {}};
+  const std::vector<AttentionCase> cases{
+      {"plain", {2, 2, 3, 4}, {2, 2, 5, 4}, {2, 2, 5, 3}},
+      {"one of each", {1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}},
+      {"causal", {1, 2, 5, 3}, {1, 2, 5, 3}, {1, 2, 5, 3}, true, 0.7},
+      {"shared keys and values", {2, 3, 3, 2}, {1, 1, 4, 2}, {2, 1, 4, 2}},
+      {"masks", {2, 2, 4, 3}, {2, 2, 5, 3}, {2, 2, 5, 2}, false, 0, {2, 5}, {2, 4}},
+      {"biases", {2, 2, 3, 2}, {2, 2, 4, 2}, {2, 2, 4, 2}, false, 0, {}, {}, {2, 2, 4}, {2, 2, 3, 4}},
+      {"shared biases, causal, masked",
+       {2, 2, 3, 2},
+       {2, 2, 4, 2},
+       {2, 2, 4, 2},
+       true,
+       0,
+       {2, 4},
+       {},
+       {1, 2, 4},
+       {2, 1, 3, 4}},
+      {"dropout", {2, 2, 3, 2}, {2, 2, 6, 2}, {2, 2, 6, 2}, false, 0, {}, {}, {}, {}, 0.3}};
+  for (const AttentionCase& c : cases) {
+    Inputs in{numbers(c.q, 1), numbers(c.k, 2), numbers(c.v, 3)};
+    if (c.key_mask.rank()) in.push_back(flags(c.key_mask, 11));
+    if (c.query_mask.rank()) in.push_back(flags(c.query_mask, 5));
+    if (c.key_bias.rank()) in.push_back(numbers(c.key_bias, 6));
+    if (c.pair_bias.rank()) in.push_back(numbers(c.pair_bias, 7));
+    row.samples.push_back({c.label, std::move(in), [c](const Inputs& x) { return attend(x, c); },
+                           c.dropout > 0 ? Reference() : [c](const Plains& x) { return attention_of(x, c); }, 128});
+  }
+  const auto run = [](const Shape& q, const Shape& k, const Shape& v, const ops::AttentionOptions& o) {
+    ops::attention(numbers(q, 1), numbers(k, 1), numbers(v, 1), o);
+  };
+  const auto with = [](auto set) {
+    ops::AttentionOptions o;
+    set(o);
+    return o;
+  };
+  const Shape s{2, 2, 3, 4};
+  row.errors = {
+      {[=] {
+         run({2, 3, 4}, s, s, {});
+       },
+       "[attention] got q [2, 3, 4], k [2, 2, 3, 4], v [2, 2, 3, 4], expected q [B, H, N, d]"},
+      {[=] {
+         run(s, {2, 2, 3, 5}, s, {});
+       },
+       "[attention] got q [2, 2, 3, 4], k [2, 2, 3, 5]"},
+      {[=] {
+         run(s, {2, 2, 2, 4}, {2, 2, 2, 4}, with([](auto& o) { o.causal = true; }));
+       },
+       "[attention] causal needs a key for every query: got N = 3 and M = 2"},
+      {[=] { run(s, s, s, with([](auto& o) { o.key_mask = flags({3}, 1); })); },
+       "[attention] key_mask is u8 [3], expected u8 [2, 3] with 1 = real"},
+      {[=] { run(s, s, s, with([](auto& o) {
+                   o.query_mask = numbers({2, 3}, 1);
+                 })); },
+       "[attention] query_mask is f64 [2, 3], expected u8 [2, 3]"},
+      {[=] { run(s, s, s, with([](auto& o) {
+                   o.key_bias = numbers({2, 3}, 1);
+                 })); },
+       "[attention] key_bias is [2, 3], expected [B, H, M]"},
+      {[=] { run(s, s, s, with([](auto& o) {
+                   o.pair_bias = numbers({2, 3, 3, 3}, 1);
+                 })); },
+       "[attention] pair_bias is [2, 3, 3, 3], expected [B, H, N, M]"},
+      {[=] { run(s, s, s, with([](auto& o) { o.dropout = 1; })); }, "[attention] dropout is 1, expected 0 to below 1"},
+      {[=] {
+         run(s, s, s, with([](auto& o) {
+               static const std::vector<i64> one{0};
+               o.rows = one;
+             }));
+       },
+       "[attention] got 1 sample indices for q [2, 2, 3, 4]"},
+      {[=] { ops::attention(numbers(s, 1), Tensor::zeros(s), numbers(s, 1)); },
+       "[attention] element types differ: got f64, f32 and f64"}};
+  row.large = [](i64 n) {
+    const i64 length = std::max<i64>(8, n / (2 * 4 * 32));
+    const Shape shape{2, 4, length, 32};
+    return make_large(
+        {numbers(shape, 1), numbers(shape, 2), numbers(shape, 3)},
+        [](const Inputs& in) { return ops::attention(in[0], in[1], in[2], ops::AttentionOptions()); },
+        4.0 * 8 * static_cast<double>(length * length) * 32, shape.numel());
+  };
+  return row;
+}
+
+struct LinearCase {
+  std::string label;
+  Shape q, v;
+  bool causal = false, masked = false, normalize = true, state = false;
+  double scale = 1;
+  i64 chunk = 64;
+};
+
+Tensor attend_linear(const Inputs& in, const LinearCase& c) {  // q, k, v, then mask, then S0 and z0
+  ops::LinearAttentionOptions o;
+  o.causal = c.causal;
+  o.normalize = c.normalize;
+  o.scale = c.scale;
+  o.eps = 0.01;
+  o.chunk = c.chunk;
+  if (c.masked) o.mask = in[3];
+  if (c.state) {
+    o.S0 = in[in.size() - 2];
+    o.z0 = in[in.size() - 1];
+  }
+  return ops::linear_attention(in[0], in[1], in[2], o);
+}
+
+Plain linear_of(const Plains& in, const LinearCase& c) {
+  const i64 N = c.q[2], d = c.q[3];
+  return plain(c.v, [&](const Index& i) {
+    const auto real = [&](i64 n) { return !c.masked || at(in[3], {i[0], n}) != 0; };
+    if (!real(i[2])) return 0.0;
+    double sum = 0, total = 0.01;
+    for (i64 e = 0; c.state && e < d; ++e) {
+      sum += at(in[0], {i[0], i[1], i[2], e}) * at(in[in.size() - 2], {i[0], i[1], e, i[3]});
+      total += at(in[0], {i[0], i[1], i[2], e}) * at(in.back(), {i[0], i[1], e});
+    }
+    for (i64 j = 0; j < N; ++j) {
+      if (!real(j) || (c.causal && j > i[2])) continue;
+      double s = 0;
+      for (i64 e = 0; e < d; ++e) s += at(in[0], {i[0], i[1], i[2], e}) * at(in[1], {i[0], i[1], j, e});
+      sum += s * at(in[2], {i[0], i[1], j, i[3]});
+      total += s;
+    }
+    return c.normalize ? sum / total : sum * c.scale;
+  });
+}
+
+OpRow linear_attention_row() {
+  OpRow row{"linear_attention", true, {}, {}, {}};
+  const std::vector<LinearCase> cases{
+      {"plain", {2, 2, 5, 3}, {2, 2, 5, 2}},
+      {"one of each", {1, 1, 1, 1}, {1, 1, 1, 1}},
+      {"causal in chunks", {2, 1, 7, 2}, {2, 1, 7, 3}, true, false, true, false, 1, 3},
+      {"masked", {2, 2, 4, 2}, {2, 2, 4, 2}, false, true},
+      {"causal, masked, from a state", {2, 1, 5, 2}, {2, 1, 5, 3}, true, true, true, true, 1, 2},
+      {"not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, false, true, false, false, 0.7},
+      {"causal, not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, true, false, false, false, 0.7, 2}};
+  for (const LinearCase& c : cases) {
+    Inputs in{numbers(c.q, 1, 0.1, 1), numbers(c.q, 2, 0.1, 1), numbers(c.v, 3)};
+    if (c.masked) in.push_back(flags({c.q[0], c.q[2]}, 4));
+    if (c.state) {
+      in.push_back(numbers({c.q[0], c.q[1], c.q[3], c.v[3]}, 5));
+      in.push_back(numbers({c.q[0], c.q[1], c.q[3]}, 6, 0.1, 1));
+    }
+    row.samples.push_back({c.label, std::move(in), [c](const Inputs& x) { return attend_linear(x, c); },
+                           [c](const Plains& x) { return linear_of(x, c); }, 128});
+  }
+  const Shape s{2, 2, 3, 4};
+  const auto run = [s](auto set) {
+    ops::LinearAttentionOptions o;
+    set(o);
+    ops::linear_attention(numbers(s, 1), numbers(s, 1), numbers(s, 1), o);
+  };
+  row.errors = {{[s] {
+                   ops::linear_attention(numbers(s, 1), numbers({2, 2, 4, 4}, 1), numbers(s, 1));
+                 },
+                 "[linear_attention] got q [2, 2, 3, 4], k [2, 2, 4, 4]"},
+                {[=] { run([](auto& o) { o.mask = flags({3}, 1); }); },
+                 "[linear_attention] mask is u8 [3], expected u8 [2, 3] with 1 = real"},
+                {[=] { run([](auto& o) { o.chunk = 0; }); }, "[linear_attention] chunk is 0, expected at least 1"},
+                {[=] { run([](auto& o) {
+                         o.S0 = numbers({2, 2, 4, 4}, 1);
+                       }); },
+                 "[linear_attention] a state is S0 and z0 together, with causal"},
+                {[s] { ops::linear_attention(numbers(s, 1), Tensor::zeros(s), numbers(s, 1)); }, "f64"}};
+  row.large = [](i64 n) {
+    const i64 length = std::max<i64>(8, n / (2 * 4 * 32));
+    const Shape shape{2, 4, length, 32};
+    return make_large(
+        {numbers(shape, 1, 0, 1), numbers(shape, 2, 0, 1), numbers(shape, 3)},
+        [](const Inputs& in) {
+          ops::LinearAttentionOptions o;
+          o.causal = true;
+          return ops::linear_attention(in[0], in[1], in[2], o);
+        },
+        4.0 * 8 * static_cast<double>(length) * 32 * 32, shape.numel());
+  };
+  return row;
+}
+
+}  // namespace
+
+void add_attention(std::vector<OpRow>& rows) {
+  rows.push_back(attention_row());
+  rows.push_back(linear_attention_row());
+}
+
+}  // namespace tapeformer::samples
