@@ -13,6 +13,8 @@ const std::vector<Case>& further_cases() {
       {.type = "full", .config = "{scale: 0.3}"},
       {.type = "full", .config = "{impl: naive}", .quadratic = true},
       {.type = "local", .config = "{window: 0}"},
+      {.type = "local", .config = "{window: 1}"},  // the first key of a tile's first row ends the tile before
+      {.type = "local", .config = "{window_left: 64, window_right: 63}"},
       {.type = "local", .config = "{window_left: 4, window_right: 1}"},
       {.type = "local", .config = "{window_left: 0, window_right: 2, scale: 0.7}"},
       {.type = "local", .config = "{mode: block, block_size: 3}"},
@@ -36,8 +38,10 @@ const std::vector<Case>& further_cases() {
       {.type = "hybrid", .config = "{heads: [{type: synthesizer}, {type: full, scale: 0.4}]}"},
       {.type = "hybrid", .config = "{heads: [{type: linear_transformer, repeat: 2}]}"},
       {.type = "hybrid", .config = "{heads: [{type: sinkhorn, block_size: 4, repeat: 2}]}"},
-      {.type = "hybrid", .config = "{combine: union, heads: [{type: local, window: 1}, {type: local, mode: block, block_size: 3}]}"},
-      {.type = "hybrid", .config = "{combine: union, scale: 0.6, heads: [{type: local, window_left: 3, window_right: 0}]}"},
+      {.type = "hybrid",
+       .config = "{combine: union, heads: [{type: local, window: 1}, {type: local, mode: block, block_size: 3}]}"},
+      {.type = "hybrid",
+       .config = "{combine: union, scale: 0.6, heads: [{type: local, window_left: 3, window_right: 0}]}"},
       {.type = "hybrid", .config = "{combine: union, heads: [{type: full}, {type: local, window: 1}]}"},
   };
   return cases;
@@ -51,7 +55,9 @@ i64 samples_of(const AttentionInput& in) { return in.any().dim(0); }
 
 }  // namespace
 
-std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.type << " " << c.config << (c.causal ? " causal" : ""); }
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.type << " " << c.config << (c.causal ? " causal" : "");
+}
 
 std::vector<Case> all_cases() {
   std::vector<Case> plain;
@@ -101,7 +107,7 @@ void copy_parameters(AttentionCore& from, AttentionCore& to) {
   for (std::size_t i = 0; i < c.size(); ++i) d[i].tensor->copy_from(*c[i].tensor);
 }
 
-Tensor random_tensor(Shape shape, DType t, std::uint64_t seed) {   // the same numbers in f32 and f64
+Tensor random_tensor(Shape shape, DType t, std::uint64_t seed) {  // the same numbers in f32 and f64
   Tensor x = Tensor::empty(shape, DType::F32);
   fill_normal(x, RngKey(seed), 0, 1);
   return x.to(t);
@@ -115,7 +121,8 @@ AttentionInput random_input(const AttentionCore& core, const Sizes& s, DType t, 
   if (core.wants_k()) in.k = random_tensor({s.B, s.H, s.N, s.d}, t, key.fold_in("k").value());
   in.v = random_tensor({s.B, s.H, s.N, s.d}, t, key.fold_in("v").value());
   Tensor ids = Tensor::empty({s.B, s.N}, DType::I64);
-  for (i64 i = 0; i < ids.numel(); ++i) ids.mut_ptr<i64>()[i] = static_cast<i64>(key.below(static_cast<std::uint64_t>(i), 5));
+  for (i64 i = 0; i < ids.numel(); ++i)
+    ids.mut_ptr<i64>()[i] = static_cast<i64>(key.below(static_cast<std::uint64_t>(i), 5));
   in.side["token_ids"] = ids;
   return in;
 }
@@ -126,9 +133,12 @@ Tensor mixed_mask(i64 B, i64 N) {
   for (i64 b = 0; b < B; ++b)
     for (i64 n = 0; n < N; ++n) {
       const i64 kind = B == 1 ? 1 : b;
-      if (kind == 0) p[b * N + n] = n >= N / 3;
-      else if (kind == 1) p[b * N + n] = n % 3 != 1;
-      else p[b * N + n] = kind == 2 ? 0 : n < N - N / 4 - 1;
+      if (kind == 0)
+        p[b * N + n] = n >= N / 3;
+      else if (kind == 1)
+        p[b * N + n] = n % 3 != 1;
+      else
+        p[b * N + n] = kind == 2 ? 0 : n < N - N / 4 - 1;
     }
   return m;
 }
@@ -167,7 +177,9 @@ Named inputs_of(const AttentionInput& in) {
   return out;
 }
 
-void set_input(AttentionInput& in, const std::string& name, const Tensor& t) { (name == "x" ? in.x : name == "q" ? in.q : name == "k" ? in.k : in.v) = t; }
+void set_input(AttentionInput& in, const std::string& name, const Tensor& t) {
+  (name == "x" ? in.x : name == "q" ? in.q : name == "k" ? in.k : in.v) = t;
+}
 
 Result run(AttentionCore& core, AttentionInput in, const Ctx& ctx, const Tensor& upstream) {
   Tape tape({.leaves = Tape::Leaves::Capture});
@@ -191,7 +203,7 @@ Result run(AttentionCore& core, const AttentionInput& in, const Ctx& ctx) {
 
 bool same_bits(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
-  const Tensor x = a.clone(), y = b.clone();   // clones start at their storage's first byte
+  const Tensor x = a.clone(), y = b.clone();  // clones start at their storage's first byte
   return x.numel() == 0 || std::memcmp(x.storage()->data(), y.storage()->data(), x.bytes()) == 0;
 }
 

@@ -10,7 +10,7 @@ namespace tapeformer::suite {
 namespace {
 
 struct Cost {
-  std::size_t largest = 0, peak = 0;   // bytes: largest allocation, most held above the start
+  std::size_t largest = 0, peak = 0;  // bytes: largest allocation, most held above the start
   double pairs = 0;
 };
 
@@ -35,7 +35,8 @@ Cost cost_of(const Case& c, i64 N) {
 bool owns_a_matrix(const Case& c, i64 N) {
   const auto core = build_attention(config_of(c), spec_of(c, {.N = N}), RngKey(1));
   const auto parameters = core->parameters();
-  return std::any_of(parameters.begin(), parameters.end(), [&](const Parameter* p) { return p->value.numel() >= N * N; });
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [&](const Parameter* p) { return p->value.numel() >= N * N; });
 }
 
 std::vector<Case> examples() {
@@ -50,7 +51,9 @@ std::vector<Case> examples() {
     out.push_back({.type = "sinkhorn", .config = "{block_size: 64}", .causal = causal});
     out.push_back({.type = "local", .config = "{mode: block, block_size: 32}", .causal = causal});
     out.push_back({.type = "hybrid", .config = "{heads: [{type: full}, {type: local}]}", .causal = causal});
-    out.push_back({.type = "hybrid", .config = "{combine: union, heads: [{type: local, window: 5}, {type: local, window: 9}]}", .causal = causal});
+    out.push_back({.type = "hybrid",
+                   .config = "{combine: union, heads: [{type: local, window: 5}, {type: local, window: 9}]}",
+                   .causal = causal});
   }
   return out;
 }
@@ -81,18 +84,20 @@ TEST(AttentionCost, LocalPairsGrowLinearly) {
         before = now;
       }
     }
-  const double full = cost_of({.type = "full", .config = "{}"}, 2048).pairs / cost_of({.type = "full", .config = "{}"}, 1024).pairs;
+  const double full =
+      cost_of({.type = "full", .config = "{}"}, 2048).pairs / cost_of({.type = "full", .config = "{}"}, 1024).pairs;
   EXPECT_GT(full, 3.5);
 }
 
 TEST(AttentionCost, CausalHalvesFull) {
-  const double all = cost_of({.type = "full", .config = "{}"}, 2048).pairs, half = cost_of({.type = "full", .config = "{}", .causal = true}, 2048).pairs;
+  const double all = cost_of({.type = "full", .config = "{}"}, 2048).pairs,
+               half = cost_of({.type = "full", .config = "{}", .causal = true}, 2048).pairs;
   EXPECT_LE(half / all, 0.55);
 }
 
 TEST(AttentionCost, MemoryGrowsLinearly) {
   for (const Case& c : examples()) {
-    if (owns_a_matrix(c, 1024) || c.config == "{block_size: 4}") continue;   // blocks of 4: (N / b)^2 is what counts
+    if (owns_a_matrix(c, 1024) || c.config == "{block_size: 4}") continue;  // blocks of 4: (N / b)^2 is what counts
     const double small = static_cast<double>(cost_of(c, 2048).peak), large = static_cast<double>(cost_of(c, 4096).peak);
     EXPECT_LE(large / small, 2.2) << c;
   }

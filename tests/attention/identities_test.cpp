@@ -20,7 +20,8 @@ void expect_same(const Case& a, const Case& b, i64 N, DType t, double tolerance)
   in.mask = mixed_mask(s.B, s.N);
   const Result x = run(*one, in), y = run(*two, in);
   EXPECT_LE(difference(x.o, y.o), tolerance);
-  for (const char* name : {"q", "k", "v"}) EXPECT_LE(difference(x.grads.at(name), y.grads.at(name)), 10 * tolerance) << name;
+  for (const char* name : {"q", "k", "v"})
+    EXPECT_LE(difference(x.grads.at(name), y.grads.at(name)), 10 * tolerance) << name;
 }
 
 struct Pair {
@@ -33,15 +34,22 @@ TEST(AttentionIdentities, VariantsCoincide) {
       {"local", "{window_left: 200, window_right: 69, scale: 0.2}", "full", "{scale: 0.2}"},
       {"local", "{mode: block, block_size: 70}", "full", "{}"},
       {"local", "{mode: block, block_size: 5, look_back: 13, look_forward: 13}", "full", "{}"},
-      {"local", "{mode: block, block_size: 1, look_back: 4, look_forward: 2}", "local", "{window_left: 4, window_right: 2}"},
+      {"local", "{mode: block, block_size: 1, look_back: 4, look_forward: 2}", "local",
+       "{window_left: 4, window_right: 2}"},
       {"full", "{impl: naive}", "full", "{}"},
       {"full", "{impl: naive, scale: 1.5}", "full", "{scale: 1.5}"},
       {"hybrid", "{heads: [{type: full, repeat: 2}]}", "full", "{}"},
       {"hybrid", "{heads: [{type: full}, {type: full, impl: naive}]}", "full", "{}"},
-      {"hybrid", "{heads: [{type: local, window: 3}, {type: local, window_left: 3, window_right: 3}]}", "local", "{window: 3}"},
-      {"hybrid", "{combine: union, heads: [{type: local, window: 2}, {type: local, window: 9}]}", "local", "{window: 9}"},
-      {"hybrid", "{combine: union, heads: [{type: local, window_left: 9, window_right: 0}, {type: local, window_left: 0, window_right: 9}]}", "local", "{window: 9}"},
-      {"hybrid", "{combine: union, scale: 0.3, heads: [{type: local, window: 2}, {type: full}]}", "full", "{scale: 0.3}"},
+      {"hybrid", "{heads: [{type: local, window: 3}, {type: local, window_left: 3, window_right: 3}]}", "local",
+       "{window: 3}"},
+      {"hybrid", "{combine: union, heads: [{type: local, window: 2}, {type: local, window: 9}]}", "local",
+       "{window: 9}"},
+      {"hybrid",
+       "{combine: union, heads: [{type: local, window_left: 9, window_right: 0}, {type: local, window_left: 0, "
+       "window_right: 9}]}",
+       "local", "{window: 9}"},
+      {"hybrid", "{combine: union, scale: 0.3, heads: [{type: local, window: 2}, {type: full}]}", "full",
+       "{scale: 0.3}"},
       {"sinkhorn", "{block_size: 70}", "full", "{}"},
       {"sinkhorn", "{block_size: 100, hard: true}", "full", "{}"},
       {"sinkhorn", "{block_size: 70, sortcut: 1}", "full", "{}"},
@@ -50,14 +58,16 @@ TEST(AttentionIdentities, VariantsCoincide) {
   for (const Pair& p : pairs)
     for (bool causal : {false, true}) {
       if (causal && std::string(p.config_a).find("sortcut") != std::string::npos) continue;
-      const Case a{.type = p.type_a, .config = p.config_a, .causal = causal}, b{.type = p.type_b, .config = p.config_b, .causal = causal};
+      const Case a{.type = p.type_a, .config = p.config_a, .causal = causal},
+          b{.type = p.type_b, .config = p.config_b, .causal = causal};
       expect_same(a, b, 70, DType::F64, 1e-12);
       expect_same(a, b, 70, DType::F32, 5e-6);
     }
 }
 
 // softmax(scale q.k) v over keys that `sees` allows, in double.
-template <class Sees> Tensor softmax_loop(const Tensor& q, const Tensor& k, const Tensor& v, double scale, Sees&& sees) {
+template <class Sees>
+Tensor softmax_loop(const Tensor& q, const Tensor& k, const Tensor& v, double scale, Sees&& sees) {
   const i64 B = q.dim(0), H = q.dim(1), N = q.dim(2), M = k.dim(2), d = q.dim(3), dv = v.dim(3);
   const auto Q = q.to_vector(), K = k.to_vector(), V = v.to_vector();
   std::vector<double> o(static_cast<std::size_t>(B * H * N * dv), 0.0);
@@ -67,13 +77,16 @@ template <class Sees> Tensor softmax_loop(const Tensor& q, const Tensor& k, cons
       for (i64 j = 0; j < M; ++j) {
         if (!sees(g / H, i, j)) continue;
         s[static_cast<std::size_t>(j)] = 0;
-        for (i64 c = 0; c < d; ++c) s[static_cast<std::size_t>(j)] += scale * Q[static_cast<std::size_t>((g * N + i) * d + c)] * K[static_cast<std::size_t>((g * M + j) * d + c)];
+        for (i64 c = 0; c < d; ++c)
+          s[static_cast<std::size_t>(j)] += scale * Q[static_cast<std::size_t>((g * N + i) * d + c)] *
+                                            K[static_cast<std::size_t>((g * M + j) * d + c)];
       }
       double sum = 0;
       for (double x : s) sum += std::exp(x);
       for (i64 j = 0; j < M && sum > 0; ++j)
         for (i64 c = 0; c < dv; ++c)
-          o[static_cast<std::size_t>((g * N + i) * dv + c)] += std::exp(s[static_cast<std::size_t>(j)]) / sum * V[static_cast<std::size_t>((g * M + j) * dv + c)];
+          o[static_cast<std::size_t>((g * N + i) * dv + c)] +=
+              std::exp(s[static_cast<std::size_t>(j)]) / sum * V[static_cast<std::size_t>((g * M + j) * dv + c)];
     }
   return Tensor::from<double>(o, {B, H, N, dv});
 }
@@ -96,12 +109,15 @@ TEST(AttentionIdentities, CrossAttentionAndPairMasksMatchLoops) {
         in.key_mask.slice(0, 2, 3).fill(1);
         if (pairs) {
           in.pair_mask = Tensor::empty(pairs == 2 ? Shape{N, M} : Shape{B, N, M}, DType::U8);
-          for (i64 i = 0; i < in.pair_mask.numel(); ++i) in.pair_mask.mut_ptr<std::uint8_t>()[i] = RngKey(6).uniform(static_cast<std::uint64_t>(i)) < 0.4;
+          for (i64 i = 0; i < in.pair_mask.numel(); ++i)
+            in.pair_mask.mut_ptr<std::uint8_t>()[i] = RngKey(6).uniform(static_cast<std::uint64_t>(i)) < 0.4;
         }
         const Tensor want = softmax_loop(in.q, in.k, in.v, 0.5, [&](i64 b, i64 i, i64 j) {
-          return on(in.mask, b * N + i) && on(in.key_mask, b * M + j) && (!pairs || on(in.pair_mask, ((pairs == 3 ? b * N : 0) + i) * M + j));
+          return on(in.mask, b * N + i) && on(in.key_mask, b * M + j) &&
+                 (!pairs || on(in.pair_mask, ((pairs == 3 ? b * N : 0) + i) * M + j));
         });
-        EXPECT_LE(difference(core->attend(in, {}), want), 5e-6) << config << " N = " << N << " M = " << M << " pair mask rank " << pairs;
+        EXPECT_LE(difference(core->attend(in, {}), want), 5e-6)
+            << config << " N = " << N << " M = " << M << " pair mask rank " << pairs;
       }
 }
 
@@ -111,8 +127,11 @@ TEST(AttentionIdentities, LocalMatchesLoops) {
     i64 block, left, right;
   };
   const i64 B = 4, H = 2, N = 150;
-  for (const Setting& s : {Setting{"{window: 5}", 0, 5, 5}, {"{window_left: 80, window_right: 1}", 0, 80, 1}, {"{window: 3, window_left: 0}", 0, 0, 3},
-                           {"{mode: block, block_size: 7, look_back: 2, look_forward: 1}", 7, 2, 1}, {"{mode: block, block_size: 64, look_back: 0, look_forward: 0}", 64, 0, 0}})
+  for (const Setting& s : {Setting{"{window: 5}", 0, 5, 5},
+                           {"{window_left: 80, window_right: 1}", 0, 80, 1},
+                           {"{window: 3, window_left: 0}", 0, 0, 3},
+                           {"{mode: block, block_size: 7, look_back: 2, look_forward: 1}", 7, 2, 1},
+                           {"{mode: block, block_size: 64, look_back: 0, look_forward: 0}", 64, 0, 0}})
     for (bool causal : {false, true}) {
       const Case c{.type = "local", .config = s.config, .causal = causal};
       const auto core = build(c, spec_of(c, {.N = N}));
@@ -120,7 +139,8 @@ TEST(AttentionIdentities, LocalMatchesLoops) {
       in.mask = mixed_mask(B, N);
       const Tensor want = softmax_loop(in.q, in.k, in.v, 0.5, [&](i64 b, i64 i, i64 j) {
         const i64 from = s.block ? i / s.block : i, to = s.block ? j / s.block : j;
-        return on(in.mask, b * N + i) && on(in.mask, b * N + j) && to >= from - s.left && to <= from + s.right && (!causal || j <= i);
+        return on(in.mask, b * N + i) && on(in.mask, b * N + j) && to >= from - s.left && to <= from + s.right &&
+               (!causal || j <= i);
       });
       EXPECT_LE(difference(core->attend(in, {}), want), 5e-6) << s.config << (causal ? " causal" : "");
     }
@@ -128,7 +148,8 @@ TEST(AttentionIdentities, LocalMatchesLoops) {
 
 TEST(AttentionIdentities, OneTokenGivesItsValue) {
   for (const Case& c : all_cases()) {
-    if (c.type == "linear_transformer" || c.config.find("linear_transformer") != std::string::npos) continue;   // v up to eps
+    if (c.type == "linear_transformer" || c.config.find("linear_transformer") != std::string::npos)
+      continue;  // v up to eps
     const Sizes s{.B = 2, .N = 1};
     const auto core = build(c, spec_of(c, s));
     const AttentionInput in = random_input(*core, s, DType::F32);
@@ -136,10 +157,17 @@ TEST(AttentionIdentities, OneTokenGivesItsValue) {
   }
 }
 
-double phi(const std::string& map, double x) { return map == "relu" ? std::max(x, 0.0) : map == "exp" ? std::exp(x) : map == "identity" ? x : x > 0 ? x + 1 : std::exp(x); }
+double phi(const std::string& map, double x) {
+  return map == "relu"       ? std::max(x, 0.0)
+         : map == "exp"      ? std::exp(x)
+         : map == "identity" ? x
+         : x > 0             ? x + 1
+                             : std::exp(x);
+}
 
 // o_i = sum_j (phi(q_i).phi(k_j)) v_j / (sum_j phi(q_i).phi(k_j) + eps), by loops over pairs.
-Tensor linear_loop(const AttentionInput& in, const std::string& map, double eps, bool normalize, double scale, bool causal) {
+Tensor linear_loop(const AttentionInput& in, const std::string& map, double eps, bool normalize, double scale,
+                   bool causal) {
   const i64 B = in.q.dim(0), H = in.q.dim(1), N = in.q.dim(2), d = in.q.dim(3), dv = in.v.dim(3);
   const auto Q = in.q.to_vector(), K = in.k.to_vector(), V = in.v.to_vector();
   std::vector<double> o(static_cast<std::size_t>(B * H * N * dv), 0.0);
@@ -151,7 +179,9 @@ Tensor linear_loop(const AttentionInput& in, const std::string& map, double eps,
       for (i64 j = 0; j < (causal ? i + 1 : N); ++j) {
         if (!on(in.mask, g / H * N + j)) continue;
         double w = 0;
-        for (i64 c = 0; c < d; ++c) w += phi(map, Q[static_cast<std::size_t>((g * N + i) * d + c)]) * phi(map, K[static_cast<std::size_t>((g * N + j) * d + c)]);
+        for (i64 c = 0; c < d; ++c)
+          w += phi(map, Q[static_cast<std::size_t>((g * N + i) * d + c)]) *
+               phi(map, K[static_cast<std::size_t>((g * N + j) * d + c)]);
         den += w;
         for (i64 c = 0; c < dv; ++c) row[c] += w * V[static_cast<std::size_t>((g * N + j) * dv + c)];
       }
@@ -166,7 +196,9 @@ TEST(AttentionIdentities, LinearTransformerMatchesLoops) {
       for (bool causal : {false, true})
         for (const char* chunk : {"1", "7", "64", "1000"}) {
           if (normalize && std::string(map) == "identity") continue;
-          const Case c{.type = "linear_transformer", .config = fmt::format("{{feature_map: {}, normalize: {}, scale: 0.5, eps: 1e-3, chunk: {}}}", map, normalize, chunk),
+          const Case c{.type = "linear_transformer",
+                       .config = fmt::format("{{feature_map: {}, normalize: {}, scale: 0.5, eps: 1e-3, chunk: {}}}",
+                                             map, normalize, chunk),
                        .causal = causal};
           const Sizes s{.B = 4, .N = 90};
           const DTypeScope f64(DType::F64);
@@ -225,7 +257,8 @@ TEST(AttentionIdentities, LinearTransformerRunsPieceByPiece) {
 TEST(AttentionIdentities, HardSinkhornIsBlockAttention) {
   for (const char* normalise : {"sinkhorn", "softmax"}) {
     const i64 block = 4;
-    const Case c{.type = "sinkhorn", .config = fmt::format("{{block_size: {}, hard: true, normalise: {}}}", block, normalise)};
+    const Case c{.type = "sinkhorn",
+                 .config = fmt::format("{{block_size: {}, hard: true, normalise: {}}}", block, normalise)};
     const Sizes s{.B = 4, .N = 22};
     const DTypeScope f64(DType::F64);
     const auto core = build(c, spec_of(c, s));
@@ -238,7 +271,8 @@ TEST(AttentionIdentities, HardSinkhornIsBlockAttention) {
     const i64 nb = extra.at("P").dim(3);
     for (i64 h = 0; h < s.H; ++h) {
       // A key of the own block that is also sorted there counts twice: the set has N local keys, then N sorted ones.
-      const Tensor k2 = ops::concat({in.k.slice(1, h, h + 1), in.k.slice(1, h, h + 1)}, 2), v2 = ops::concat({in.v.slice(1, h, h + 1), in.v.slice(1, h, h + 1)}, 2);
+      const Tensor k2 = ops::concat({in.k.slice(1, h, h + 1), in.k.slice(1, h, h + 1)}, 2),
+                   v2 = ops::concat({in.v.slice(1, h, h + 1), in.v.slice(1, h, h + 1)}, 2);
       const Tensor want = softmax_loop(in.q.slice(1, h, h + 1), k2, v2, 0.5, [&](i64 b, i64 i, i64 j) {
         const i64 key = j % s.N;
         if (!on(in.mask, b * s.N + i) || !on(in.mask, b * s.N + key)) return false;

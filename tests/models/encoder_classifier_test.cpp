@@ -1,4 +1,5 @@
-// The encoder classifier: everything its configuration offers builds, runs, learns, ignores padding and says what is wrong.
+// The encoder classifier: everything its configuration offers builds, runs, learns, ignores padding and says what is
+// wrong.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +17,7 @@ namespace {
 using Input = DataInfo::Input;
 using Target = DataInfo::Target;
 
-class EncoderClassifier : public testing::Test {   // the models are tiny: one thread, unless a test says otherwise
+class EncoderClassifier : public testing::Test {  // the models are tiny: one thread, unless a test says otherwise
  protected:
   EncoderClassifier() { set_thread_count(1); }
   ~EncoderClassifier() override { set_thread_count(before_); }
@@ -26,9 +27,16 @@ class EncoderClassifier : public testing::Test {   // the models are tiny: one t
 };
 
 DataInfo data_of(Input input, Target target, i64 max_length = 12) {
-  DataInfo d{.input = input, .target = target, .vocab = 11, .feature_dim = 5, .max_length = max_length, .labels = {"a", "b", "c"}};
-  if (input == Input::Tokens) d.feature_dim = 0;
-  else d.vocab = 0;
+  DataInfo d{.input = input,
+             .target = target,
+             .vocab = 11,
+             .feature_dim = 5,
+             .max_length = max_length,
+             .labels = {"a", "b", "c"}};
+  if (input == Input::Tokens)
+    d.feature_dim = 0;
+  else
+    d.vocab = 0;
   return d;
 }
 
@@ -37,9 +45,12 @@ Batch batch_of(const DataInfo& data, std::vector<i64> lengths, i64 width) {
   const i64 B = static_cast<i64>(lengths.size());
   Batch b;
   b.mask = Tensor::zeros({B, width}, DType::U8);
-  if (data.input == Input::Tokens) b.tokens = Tensor::zeros({B, width}, DType::I64);
-  else b.features = Tensor::zeros({B, width, data.feature_dim});
-  b.labels = Tensor::full(data.target == Target::Sequence ? Shape{B} : Shape{B, width}, static_cast<double>(kIgnoreLabel), DType::I64);
+  if (data.input == Input::Tokens)
+    b.tokens = Tensor::zeros({B, width}, DType::I64);
+  else
+    b.features = Tensor::zeros({B, width, data.feature_dim});
+  b.labels = Tensor::full(data.target == Target::Sequence ? Shape{B} : Shape{B, width},
+                          static_cast<double>(kIgnoreLabel), DType::I64);
   for (i64 s = 0; s < B; ++s) {
     const RngKey key = RngKey(17).fold_in(static_cast<std::uint64_t>(s));
     b.rows.push_back(100 + 7 * s);
@@ -48,8 +59,10 @@ Batch batch_of(const DataInfo& data, std::vector<i64> lengths, i64 width) {
       b.mask.mut_ptr<std::uint8_t>()[s * width + n] = 1;
       if (b.tokens.defined()) b.tokens.mut_ptr<i64>()[s * width + n] = static_cast<i64>(key.below(i, 11));
       for (i64 f = 0; f < data.feature_dim; ++f)
-        b.features.mut_ptr<float>()[(s * width + n) * data.feature_dim + f] = static_cast<float>(key.normal(i * 64 + static_cast<std::uint64_t>(f)));
-      if (data.target == Target::Frame) b.labels.mut_ptr<i64>()[s * width + n] = static_cast<i64>(key.below(1000 + i, 3));
+        b.features.mut_ptr<float>()[(s * width + n) * data.feature_dim + f] =
+            static_cast<float>(key.normal(i * 64 + static_cast<std::uint64_t>(f)));
+      if (data.target == Target::Frame)
+        b.labels.mut_ptr<i64>()[s * width + n] = static_cast<i64>(key.below(1000 + i, 3));
     }
     if (data.target == Target::Sequence) b.labels.mut_ptr<i64>()[s] = s % 3;
   }
@@ -79,7 +92,9 @@ double difference(const Tensor& a, const Tensor& b) {
   return worst;
 }
 
-Ctx training(const Batch& b, std::uint64_t step = 1) { return {.training = true, .key = RngKey(3).fold_in(step), .rows = b.rows}; }
+Ctx training(const Batch& b, std::uint64_t step = 1) {
+  return {.training = true, .key = RngKey(3).fold_in(step), .rows = b.rows};
+}
 
 void backward(Model& model, const Batch& batch, const Ctx& ctx, double factor = 1) {
   Tape tape;
@@ -140,7 +155,7 @@ TEST_F(EncoderClassifier, EverySettingRunsForward) {
         for (const Model::LayerSummary& row : model->summary()) counted += row.parameters;
         for (const Parameter* p : model->parameters()) all += p->value.numel();
         EXPECT_LE(counted, all);
-        EXPECT_GE(counted, all * 2 / 3);   // norms have no row
+        EXPECT_GE(counted, all * 2 / 3);  // norms have no row
       }
 }
 
@@ -202,12 +217,15 @@ bool same_gradients(Model& a, Model& b) {
 
 TEST_F(EncoderClassifier, RecomputingChangesNoBit) {
   const char* dropouts = "dropout: 0.3, attention_dropout: 0.2, embedding_dropout: 0.1, token_dropout: 0.1, ";
-  for (const std::string attention : {"{type: full}", "{type: local, window: 2}", "{type: linear_transformer}", "{type: synthesizer, kind: dense}",
-                                      "{type: sinkhorn, block_size: 3}", "{type: hybrid, heads: [{type: full}, {type: sinkhorn, block_size: 4}]}"}) {
+  for (const std::string attention :
+       {"{type: full}", "{type: local, window: 2}", "{type: linear_transformer}", "{type: synthesizer, kind: dense}",
+        "{type: sinkhorn, block_size: 3}", "{type: hybrid, heads: [{type: full}, {type: sinkhorn, block_size: 4}]}"}) {
     SCOPED_TRACE(attention);
     const DataInfo data = data_of(Input::Tokens, Target::Sequence);
     const std::string keys = "dim: 8, layers: 3, heads: 2, " + std::string(dropouts) + "attention: " + attention;
-    const auto build = [&](const std::string& more) { return build_model(ConfigNode::parse("{" + keys + more + "}", "run.yaml"), data, RngKey(1)); };
+    const auto build = [&](const std::string& more) {
+      return build_model(ConfigNode::parse("{" + keys + more + "}", "run.yaml"), data, RngKey(1));
+    };
     const auto kept = build(""), again = build(", recompute: true"), other = build("");
     const Batch batch = batch_of(data, {7, 12, 1}, 12);
     backward(*kept, batch, training(batch));
@@ -222,7 +240,9 @@ TEST_F(EncoderClassifier, ThreadsChangeNoBit) {
   const DataInfo data = data_of(Input::Tokens, Target::Frame, 150);
   const std::string keys = "dropout: 0.2, attention: [{type: full}, {type: linear_transformer}]";
   const Batch batch = batch_of(data, {150, 70, 33}, 150);
-  const auto build = [&] { return build_model(ConfigNode::parse("{dim: 8, layers: 2, heads: 2, " + keys + "}", "run.yaml"), data, RngKey(1)); };
+  const auto build = [&] {
+    return build_model(ConfigNode::parse("{dim: 8, layers: 2, heads: 2, " + keys + "}", "run.yaml"), data, RngKey(1));
+  };
   const auto one = build();
   backward(*one, batch, training(batch));
   for (int threads : {2, 3, 8}) {
@@ -237,7 +257,8 @@ TEST_F(EncoderClassifier, ThreadsChangeNoBit) {
 TEST_F(EncoderClassifier, LossesAddUpOverMicroBatches) {
   for (Target target : {Target::Sequence, Target::Frame}) {
     const DataInfo data = data_of(Input::Tokens, target);
-    const auto whole = model_of("class_weights: [1, 2, 3], label_smoothing: 0.1", data), parts = model_of("class_weights: [1, 2, 3], label_smoothing: 0.1", data);
+    const auto whole = model_of("class_weights: [1, 2, 3], label_smoothing: 0.1", data),
+               parts = model_of("class_weights: [1, 2, 3], label_smoothing: 0.1", data);
     const Batch all = batch_of(data, {7, 3, 12}, 12);
     double sum = 0, count = 0;
     for (const auto& [from, to] : {std::pair<i64, i64>{0, 1}, {1, 3}}) {
@@ -256,13 +277,17 @@ TEST_F(EncoderClassifier, LossesAddUpOverMicroBatches) {
     EXPECT_EQ(out.loss.count, count);
     backward(*whole, all, training(all));
     for (std::size_t i = 0; i < whole->parameters().size(); ++i)
-      EXPECT_LE(difference(whole->parameters()[i]->grad, parts->parameters()[i]->grad), 1e-4) << whole->parameters()[i]->name;
+      EXPECT_LE(difference(whole->parameters()[i]->grad, parts->parameters()[i]->grad), 1e-4)
+          << whole->parameters()[i]->name;
   }
 }
 
 TEST_F(EncoderClassifier, EvaluationIgnoresTrainingOnlyKeys) {
   const DataInfo data = data_of(Input::Tokens, Target::Sequence);
-  const auto plain = model_of("", data), noisy = model_of("token_dropout: 0.5, embedding_dropout: 0.5, attention_dropout: 0.5, label_smoothing: 0.2, class_weights: [1, 2, 3]", data);
+  const auto plain = model_of("", data), noisy = model_of(
+                                             "token_dropout: 0.5, embedding_dropout: 0.5, attention_dropout: 0.5, "
+                                             "label_smoothing: 0.2, class_weights: [1, 2, 3]",
+                                             data);
   const Batch batch = batch_of(data, {7, 3, 12}, 12);
   EXPECT_EQ(difference(plain->forward(batch, {}).logits, noisy->forward(batch, {.key = RngKey(5)}).logits), 0);
   EXPECT_EQ(plain->forward(batch, {}).loss.sum.item(), noisy->forward(batch, {}).loss.sum.item());
@@ -271,13 +296,16 @@ TEST_F(EncoderClassifier, EvaluationIgnoresTrainingOnlyKeys) {
 
 // Loss a label after some steps of AdamW on one batch.
 double overfit(const std::string& keys, const DataInfo& data, int steps) {
-  const auto model = build_model(ConfigNode::parse("{dim: 16, layers: 1, heads: 2, dropout: 0, " + keys + "}", "run.yaml"), data, RngKey(1));
+  const auto model = build_model(
+      ConfigNode::parse("{dim: 16, layers: 1, heads: 2, dropout: 0, " + keys + "}", "run.yaml"), data, RngKey(1));
   const auto parameters = model->parameters();
-  const auto optimizer = build_optimizer(ConfigNode::parse("{type: adamw, lr: 0.02, weight_decay: 0}", "run.yaml"), parameters);
+  const auto optimizer =
+      build_optimizer(ConfigNode::parse("{type: adamw, lr: 0.02, weight_decay: 0}", "run.yaml"), parameters);
   const Batch batch = batch_of(data, {8, 5, 8, 3, 6, 7}, 8);
   for (int step = 1; step <= steps; ++step) {
     zero_grad(parameters);
-    backward(*model, batch, training(batch, static_cast<std::uint64_t>(step)), data.target == Target::Sequence ? 1 / 6.0 : 1 / 37.0);
+    backward(*model, batch, training(batch, static_cast<std::uint64_t>(step)),
+             data.target == Target::Sequence ? 1 / 6.0 : 1 / 37.0);
     optimizer->step(0.02, step);
   }
   const Output out = model->forward(batch, {});
@@ -285,8 +313,10 @@ double overfit(const std::string& keys, const DataInfo& data, int steps) {
 }
 
 TEST_F(EncoderClassifier, LearnsOneBatchByHeart) {
-  for (const std::string attention : {"{type: full}", "{type: local, window: 2}", "{type: linear_transformer}", "{type: synthesizer}", "{type: synthesizer, kind: dense}",
-                                      "{type: sinkhorn, block_size: 3}", "{type: hybrid, heads: [{type: full}, {type: local, window: 1}]}"})
+  for (const std::string attention :
+       {"{type: full}", "{type: local, window: 2}", "{type: linear_transformer}", "{type: synthesizer}",
+        "{type: synthesizer, kind: dense}", "{type: sinkhorn, block_size: 3}",
+        "{type: hybrid, heads: [{type: full}, {type: local, window: 1}]}"})
     EXPECT_LT(overfit("attention: " + attention, data_of(Input::Tokens, Target::Sequence), 40), 0.05) << attention;
   EXPECT_LT(overfit("", data_of(Input::Features, Target::Sequence), 40), 0.05);
   EXPECT_LT(overfit("", data_of(Input::Features, Target::Frame), 120), 0.05);
@@ -305,23 +335,37 @@ std::string refusal(const std::string& yaml, const DataInfo& data) {
 
 TEST_F(EncoderClassifier, SaysWhatIsWrong) {
   const DataInfo data = data_of(Input::Tokens, Target::Sequence), frames = data_of(Input::Tokens, Target::Frame);
-  const auto says = [](const std::string& said, const std::string& part) { EXPECT_NE(said.find(part), std::string::npos) << "said '" << said << "', not '" << part << "'"; };
-  says(refusal("model: {dim: 10, heads: 4}", data), "model.dim: got 10, expected a multiple of model.heads (4); or set model.head_dim");
+  const auto says = [](const std::string& said, const std::string& part) {
+    EXPECT_NE(said.find(part), std::string::npos) << "said '" << said << "', not '" << part << "'";
+  };
+  says(refusal("model: {dim: 10, heads: 4}", data),
+       "model.dim: got 10, expected a multiple of model.heads (4); or set model.head_dim");
   EXPECT_EQ(refusal("model: {dim: 10, heads: 4, head_dim: 4}", data), "");
-  says(refusal("model: {dim: 6, heads: 2, positions: rotary}", data), "model.positions: rotary needs an even head size, got 3");
-  says(refusal("model: {class_weights: [1, 2]}", data), "model.class_weights: got 2 values, the data has 3 classes: a, b, c");
-  says(refusal("model: {stem: {layers: 1, stride: 2}}", frames), "model.stem.stride: more than 1 needs stem.layers > 0 and one label a sequence");
+  says(refusal("model: {dim: 6, heads: 2, positions: rotary}", data),
+       "model.positions: rotary needs an even head size, got 3");
+  says(refusal("model: {class_weights: [1, 2]}", data),
+       "model.class_weights: got 2 values, the data has 3 classes: a, b, c");
+  says(refusal("model: {stem: {layers: 1, stride: 2}}", frames),
+       "model.stem.stride: more than 1 needs stem.layers > 0 and one label a sequence");
   says(refusal("model: {stem: {stride: 2}}", data), "model.stem.stride: more than 1 needs");
-  says(refusal("model: {layers: 3, attention: [{type: full}, {type: local}]}", data), "model.attention: the list has 2 entries, expected one for each of the 3 layers");
-  says(refusal("model:\n  layers: 2\n  attention:\n    - {type: full}\n    - {type: lokal}", data), "run.yaml:5: model.attention[1].type: got 'lokal', expected one of: full");
-  says(refusal("model:\n  layers: 2\n  attention:\n    - {type: full}\n    - {type: local, windo: 3}", data), "run.yaml:5: model.attention[1].windo");
+  says(refusal("model: {layers: 3, attention: [{type: full}, {type: local}]}", data),
+       "model.attention: the list has 2 entries, expected one for each of the 3 layers");
+  says(refusal("model:\n  layers: 2\n  attention:\n    - {type: full}\n    - {type: lokal}", data),
+       "run.yaml:5: model.attention[1].type: got 'lokal', expected one of: full");
+  says(refusal("model:\n  layers: 2\n  attention:\n    - {type: full}\n    - {type: local, windo: 3}", data),
+       "run.yaml:5: model.attention[1].windo");
   says(refusal("model:\n  attention: {type: local,\n    windo: 3}", data), "(did you mean 'window'?)");
-  says(refusal("model:\n  heads: 2\n  attention:\n    type: hybrid\n    heads:\n      - {type: full}\n      - {type: locl}", data), "run.yaml:7: model.attention.heads[1].type: got 'locl'");
+  says(refusal(
+           "model:\n  heads: 2\n  attention:\n    type: hybrid\n    heads:\n      - {type: full}\n      - {type: locl}",
+           data),
+       "run.yaml:7: model.attention.heads[1].type: got 'locl'");
   says(refusal("model:\n  dimm: 8", data), "run.yaml:2: model.dimm");
-  says(refusal("model:\n  pooling: men", data), "run.yaml:2: model.pooling: got 'men', expected one of: mean, max, cls, last, attention");
+  says(refusal("model:\n  pooling: men", data),
+       "run.yaml:2: model.pooling: got 'men', expected one of: mean, max, cls, last, attention");
   says(refusal("model: {type: encoder_classifer}", data), "(did you mean 'encoder_classifier'?)");
   says(refusal("model: {dropout: 1.5}", data), "model.dropout: got 1.5, expected 0 to 0.95");
-  says(refusal("model: {causal: true, heads: 2, attention: {type: sinkhorn, sortcut: 1}}", data), "sortcut has no causal form");
+  says(refusal("model: {causal: true, heads: 2, attention: {type: sinkhorn, sortcut: 1}}", data),
+       "sortcut has no causal form");
   DataInfo one = data;
   one.labels = {"a"};
   says(refusal("model: {}", one), "data: the training part has 1 label(s), a classifier needs at least 2");
