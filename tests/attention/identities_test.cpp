@@ -126,7 +126,7 @@ TEST(AttentionIdentities, LocalMatchesLoops) {
     const char* config;
     i64 block, left, right;
   };
-  const i64 B = 4, H = 2, N = 150;
+  const i64 B = 4, N = 150;
   for (const Setting& s : {Setting{"{window: 5}", 0, 5, 5},
                            {"{window_left: 80, window_right: 1}", 0, 80, 1},
                            {"{window: 3, window_left: 0}", 0, 0, 3},
