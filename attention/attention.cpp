@@ -1,5 +1,6 @@
 #include "attention/attention.h"
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 
@@ -50,6 +51,15 @@ Tensor PatternCore::attend(const AttentionInput& in, const Ctx& ctx) const {
   o.key = ctx.at("weights").key;
   o.rows = ctx.rows;
   return ops::attention(in.q, in.k, in.v, o);
+}
+
+Tensor real_rows(const Tensor& x, const Tensor& mask) {
+  if (!mask.defined() || mask.dtype() != DType::U8 || mask.shape() != Shape{x.dim(0), x.dim(-2)}) return x;   // what comes next says what is wrong
+  const Tensor m = mask.to_contiguous();
+  const auto values = m.data<std::uint8_t>();
+  if (std::all_of(values.begin(), values.end(), [](std::uint8_t real) { return real != 0; })) return x;
+  if (x.rank() == 3) return ops::mask_rows(x, m);
+  return ops::mask_rows(x, m.view({m.dim(0), 1, m.dim(1)}).expand({m.dim(0), x.dim(1), m.dim(1)}));
 }
 
 void warn_unused(const std::string& message) {

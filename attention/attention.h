@@ -115,6 +115,10 @@ template <class L> bool register_attention(const char* file = __builtin_FILE()) 
   return attention_registry().add(e.info.name, std::move(e), file);
 }
 
+// x [B, N, D] or [B, H, N, d] with the rows of padding 0 and without a gradient; x itself where there is no padding. For what runs over rows
+// before the engine skips them: a product or a function of padding that holds NaN is NaN.
+Tensor real_rows(const Tensor& x, const Tensor& mask);
+
 // Warns once a process and message; for keys that the chosen mode does not use.
 void warn_unused(const std::string& message);
 

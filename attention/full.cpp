@@ -68,6 +68,7 @@ class Full final : public AttentionCore {
   // Every weight is kept: for comparisons and pictures.
   Tensor naive(const AttentionInput& in, const Tensor& key_mask, const Ctx& ctx) const {
     const i64 B = in.q.dim(0), N = in.q.dim(2), M = in.k.dim(2);
+    const Tensor q = real_rows(in.q, in.mask), k = real_rows(in.k, key_mask), v = real_rows(in.v, key_mask);
     const double scale = config_.scale.value_or(1 / std::sqrt(static_cast<double>(in.q.dim(3))));
     Tensor keep = Tensor::full({B, 1, N, M}, 1, DType::U8);
     std::uint8_t* p = keep.mut_ptr<std::uint8_t>();
@@ -80,10 +81,10 @@ class Full final : public AttentionCore {
           const bool pair = !pairs.defined() || pairs.ptr<std::uint8_t>()[((pairs.rank() == 3 ? b * N : 0) + i) * M + j];
           p[(b * N + i) * M + j] = key_real && row_real && pair && (!spec_.causal || j <= i);
         }
-    Tensor weights = ops::softmax(ops::scale(ops::matmul(in.q, ops::transpose(in.k, 2, 3)), scale), keep);
+    Tensor weights = ops::softmax(ops::scale(ops::matmul(q, ops::transpose(k, 2, 3)), scale), keep);
     if (in.extra) (*in.extra)["weights"] = weights;
     if (ctx.training) weights = ops::dropout(weights, spec_.dropout, ctx.at("weights").key, ctx.rows);
-    return ops::matmul(weights, in.v);
+    return ops::matmul(weights, v);
   }
 
   Config config_;

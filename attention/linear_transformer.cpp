@@ -33,6 +33,7 @@ class LinearTransformer final : public AttentionCore {
             .permutation_equivariant = true};
   }
   LinearTransformer(Config c, const AttentionSpec& spec, RngKey) : config_(c), causal_(spec.causal) {
+    if (spec.dropout > 0) warn_unused("attention.linear_transformer: attention_dropout has no effect, there are no weights to drop");
     if (c.normalize && c.feature_map == "identity")
       throw ConfigError("feature_map identity is signed and cannot be normalised: set normalize: false");
     if (c.normalize && c.scale != 1) warn_unused("attention.linear_transformer: scale has no effect with normalize: true");
@@ -50,7 +51,7 @@ class LinearTransformer final : public AttentionCore {
     if (const Tensor* S0 = in.find("S0")) o.S0 = *S0;
     if (const Tensor* z0 = in.find("z0")) o.z0 = *z0;
     ops::LinearAttentionState last;
-    const Tensor y = ops::linear_attention(phi(in.q), phi(in.k), in.v, o, in.extra ? &last : nullptr);
+    const Tensor y = ops::linear_attention(phi(real_rows(in.q, in.mask)), phi(real_rows(in.k, in.mask)), in.v, o, in.extra ? &last : nullptr);
     if (in.extra) {
       (*in.extra)["S"] = last.S;
       (*in.extra)["z"] = last.z;

@@ -119,21 +119,21 @@ class Sinkhorn final : public AttentionCore {
     return {P, real.view({B, 1, nb, b})};
   }
 
-  // Sum or mean of a block's real tokens; causal: of all real tokens up to the block's first.
+  // Sum or mean of a block's real tokens; causal: of all real tokens up to the block's first. real: [B, nb b].
   Tensor descriptors(const Tensor& x, const Tensor& mask, const Tensor& real, i64 nb) const {
-    const i64 B = x.dim(0), N = x.dim(1), b = config_.block_size;
-    Tensor weights = Tensor::zeros({B, nb, N}, DType::F64);
-    const std::vector<double> m = real.to_vector();
-    double* w = weights.mut_ptr<double>();
-    for (i64 s = 0; s < B; ++s)
-      for (i64 u = 0; u < nb; ++u) {
-        const i64 from = spec_.causal ? 0 : u * b, to = std::min(N, spec_.causal ? u * b + 1 : (u + 1) * b);
-        double count = 0;
-        for (i64 t = from; t < to; ++t) count += m[static_cast<std::size_t>(s * nb * b + t)];
-        for (i64 t = from; t < to; ++t)
-          w[(s * nb + u) * N + t] = m[static_cast<std::size_t>(s * nb * b + t)] / (config_.pool == "mean" ? std::max(count, 1.0) : 1.0);
-      }
-    return ops::matmul(weights.to(x.dtype()), ops::mask_rows(x, mask));
+    const i64 B = x.dim(0), N = x.dim(1), D = x.dim(2), b = config_.block_size;
+    const Tensor rows = real_rows(x, mask);
+    if (spec_.causal) {
+      Tensor first = Tensor::empty({nb}, DType::I64);
+      for (i64 u = 0; u < nb; ++u) first.mut_ptr<i64>()[u] = u * b;
+      const auto up_to = [&](const Tensor& t) { return ops::gather(ops::cumsum(t, 1), 1, first); };
+      return pooled(up_to(rows), up_to(real.view({B, nb * b, 1})));
+    }
+    const Tensor padded = nb * b == N ? rows : ops::pad(rows, 1, 0, nb * b - N);
+    return pooled(ops::sum(ops::reshape(padded, {B, nb, b, D}), {2}), ops::sum(real.view({B, nb, b, 1}), {2}));
+  }
+  Tensor pooled(const Tensor& sums, const Tensor& counts) const {   // [B, nb, D], [B, nb, 1]
+    return config_.pool == "sum" ? sums : ops::div(sums, ops::maximum(counts, Tensor::full({}, 1, counts.dtype())));
   }
 
   // u8 [B, 1, nb, nb]: blocks with a real token take part; causal: earlier blocks only.

@@ -61,7 +61,7 @@ class Synthesizer final : public AttentionCore {
     o.rows = ctx.rows;
     if (config_.kind == "dense") {
       // Scores of vectors: the query is relu(W1 x + b1), the keys W2 are shared by all samples, b2 is a bias of the key.
-      const Tensor hidden = ops::relu(ops::add(ops::matmul(ops::reshape(in.x, {B, 1, N, in.x.dim(2)}), ops::transpose(W1_->get(), 1, 2)),
+      const Tensor hidden = ops::relu(ops::add(ops::matmul(ops::reshape(real_rows(in.x, in.mask), {B, 1, N, in.x.dim(2)}), ops::transpose(W1_->get(), 1, 2)),
                                                ops::reshape(b1_->get(), {H, 1, -1})));
       const Tensor keys = ops::slice(W2_->get(), 1, 0, N);
       o.key_bias = ops::reshape(ops::slice(b2_->get(), 1, 0, N), {1, H, N});

@@ -143,10 +143,17 @@ void fill_parameters(const Golden& g, AttentionCore& core) {
   if (!missing.empty()) throw IoError(fmt::format("{}: missing datasets: {}", g.file, join(missing)));
 }
 
+void require_inputs(const Golden& g, const AttentionCore& core) {
+  const std::pair<const char*, bool> wanted[] = {{"q", core.wants_q()}, {"k", core.wants_k()}, {"v", core.info().v}};
+  for (const auto& [name, needed] : wanted)
+    if (needed && !g.inputs.count(name)) throw IoError(fmt::format("{}: missing datasets: inputs/{}", g.file, name));
+}
+
 void run(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
   const DTypeScope scope(t);
   const std::unique_ptr<AttentionCore> core = build_attention(known_keys(g), spec_of(g), RngKey(1));
   fill_parameters(g, *core);
+  require_inputs(g, *core);
   Tape tape({.leaves = Tape::Leaves::Capture});
   AttentionInput in;
   std::map<std::string, Tensor> extra, watched;
@@ -174,10 +181,16 @@ void run(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
   for (const auto& [name, want] : g.grads) checks.push_back(compare(g, "grads/" + name, gradients[name], want, t, true));
 }
 
-// The first type named in the config that is not registered, or "".
+// Why this file cannot run: its variant, kind or a head's type is not here; or "".
 std::string unknown_part(const Golden& g) {
+  const std::vector<std::string> names = attention_registry().names();
+  if (g.type.empty()) return fmt::format("unknown variant '{}', known: {}{}", g.variant, join(names), did_you_mean(g.variant, names));
+  const std::string kind = g.variant.size() > g.type.size() ? g.variant.substr(g.type.size() + 1) : "";
+  for (const FieldHelp& field : attention_registry().get(g.type).explain())
+    if (!kind.empty() && field.key == "kind" && (field.type + ",").find(" " + kind + ",") == std::string::npos)
+      return fmt::format("'{}' has no kind '{}', known: {}", g.type, kind, field.type);
   for (const ConfigNode& head : g.config["heads"].items())
-    if (!attention_registry().contains(head["type"].text())) return head["type"].text();
+    if (!attention_registry().contains(head["type"].text())) return fmt::format("a head is of unknown type '{}'", head["type"].text());
   return "";
 }
 
@@ -190,15 +203,8 @@ bool GoldenReport::pass() const {
 GoldenReport verify_golden(const std::string& file) {
   const Golden g = load(file);
   GoldenReport report{.file = file, .variant = g.variant, .type = g.type};
-  if (g.type.empty()) {
-    const std::vector<std::string> names = attention_registry().names();
-    report.skipped = fmt::format("unknown variant '{}', known: {}{}", g.variant, join(names), did_you_mean(g.variant, names));
-    return report;
-  }
-  if (const std::string part = unknown_part(g); !part.empty()) {
-    report.skipped = fmt::format("a head is of unknown type '{}'", part);
-    return report;
-  }
+  report.skipped = unknown_part(g);
+  if (!report.skipped.empty()) return report;
   for (DType t : {DType::F64, DType::F32}) run(g, t, report.checks);
   return report;
 }

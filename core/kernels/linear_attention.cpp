@@ -19,15 +19,15 @@ template <class T> struct Chunks {
     n = (a.N + C - 1) / C;
   }
 
-  // Copies rows into chunks; rows behind the end, and with `masked` those of padding, become 0.
-  Tensor pack(RowsView<const T> x, i64 width, bool masked) const {
+  // Copies rows into chunks; rows of padding and behind the end become 0.
+  Tensor pack(RowsView<const T> x, i64 width) const {
     Tensor out = scratch<T>(G * n * C * width);
     T* p = out.mut_ptr<T>();
     parallel_for(G * n * C, 256, [&](i64 begin, i64 end) {
       for (i64 r = begin; r < end; ++r) {
         const i64 g = r / (n * C), i = r % (n * C), b = g / a.H, h = g % a.H;
         T* row = p + r * width;
-        if (i >= a.N || (masked && a.mask && !a.mask[b * a.N + i])) std::fill_n(row, width, T(0));
+        if (i >= a.N || (a.mask && !a.mask[b * a.N + i])) std::fill_n(row, width, T(0));
         else std::copy_n(x.p + b * x.b + h * x.h + i * x.n, width, row);
       }
     });
@@ -140,7 +140,7 @@ template <class T> T dot(const T* x, const T* y, i64 n) {
 template <class T> void linear_attention(const LinearAttention<T>& a, RowsView<T> o, T* den, T* S_last, T* z_last) {
   if (a.B * a.H * a.N == 0) return;
   const Chunks<T> ch(a);
-  const Tensor q = ch.pack(a.q, a.d, false), k = ch.pack(a.k, a.d, true), v = ch.pack(a.v, a.dv, true);
+  const Tensor q = ch.pack(a.q, a.d), k = ch.pack(a.k, a.d), v = ch.pack(a.v, a.dv);
   Tensor S, z;
   states(ch, k, v, S, z, S_last, z_last);
   Tensor num = scratch<T>(ch.G * ch.n * ch.C * a.dv), A;
@@ -172,7 +172,7 @@ void linear_attention_grad(const LinearAttention<T>& a, RowsView<const T> o, con
   if (a.B * a.H * a.N == 0) return;
   const Chunks<T> ch(a);
   const i64 rows = ch.G * ch.n * ch.C, d = a.d, dv = a.dv;
-  const Tensor q = ch.pack(a.q, d, false), k = ch.pack(a.k, d, true), v = ch.pack(a.v, dv, true);
+  const Tensor q = ch.pack(a.q, d), k = ch.pack(a.k, d), v = ch.pack(a.v, dv);
   // g_i = dO_i / den_i, h_i = -(dO_i . o_i) / den_i; padded rows 0.
   Tensor g = scratch<T>(rows * dv), h = scratch<T>(rows);
   g.fill(0);
