@@ -4,7 +4,9 @@ find_package(OpenMP REQUIRED)
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)
-find_package(dnnl REQUIRED)
+# By name: the package's own configuration asks for the headers of OpenCL, which nothing here uses.
+find_library(DNNL_LIBRARY dnnl REQUIRED)
+find_path(DNNL_INCLUDE dnnl.hpp REQUIRED)
 pkg_check_modules(HDF5 REQUIRED IMPORTED_TARGET hdf5-serial)
 pkg_check_modules(SNDFILE REQUIRED IMPORTED_TARGET sndfile)
 pkg_check_modules(SAMPLERATE REQUIRED IMPORTED_TARGET samplerate)
@@ -18,9 +20,9 @@ find_path(OPENBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas-pthread openblas-openm
           PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE} REQUIRED)
 
 add_library(tapeformer_dependencies INTERFACE)
-target_include_directories(tapeformer_dependencies SYSTEM INTERFACE ${OPENBLAS_INCLUDE})
+target_include_directories(tapeformer_dependencies SYSTEM INTERFACE ${OPENBLAS_INCLUDE} ${DNNL_INCLUDE})
 target_link_libraries(tapeformer_dependencies INTERFACE
-  OpenMP::OpenMP_CXX dnnl ${OPENBLAS_LIBRARY} yaml-cpp spdlog::spdlog PkgConfig::HDF5 PkgConfig::SNDFILE
+  OpenMP::OpenMP_CXX ${DNNL_LIBRARY} ${OPENBLAS_LIBRARY} yaml-cpp spdlog::spdlog PkgConfig::HDF5 PkgConfig::SNDFILE
   PkgConfig::SAMPLERATE PkgConfig::KISSFFT PkgConfig::UTF8PROC PkgConfig::XXHASH PkgConfig::HWY)
 
 # CLI11 and nlohmann-json are header-only; the programs alone see CLI11.
