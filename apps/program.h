@@ -2,10 +2,7 @@
 // a command line that makes no sense.
 #pragma once
 #include <CLI/CLI.hpp>
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <string>
 
@@ -22,17 +19,8 @@ inline void print_error(const std::string& message) {
   }
 }
 
-// Threads that wait for others sleep after some microseconds instead of spinning for milliseconds: on a machine that is busy with other things,
-// spinning makes the many short loops of a small model 20 times slower and more. The OpenMP library reads this when it is loaded, hence the second start.
-inline void spin_briefly(char** argv) {
-  if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
-  ::setenv("GOMP_SPINCOUNT", "1000", 1);
-  ::execv("/proc/self/exe", argv);   // where that fails, the program goes on as it is
-}
-
 // Parses, runs `body`, and turns every exception into a message and an exit code.
 template <class Body> int run_program(CLI::App& app, int argc, char** argv, Body&& body) {
-  spin_briefly(argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
