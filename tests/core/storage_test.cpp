@@ -68,7 +68,7 @@ TEST(Storage, ARepeatedStepTakesNothingNew) {
       if (i % 3 == 0) kept.erase(kept.begin());
     }
   };
-  step();
+  for (int i = 0; i < 3; ++i) step();  // the second may still find its blocks cut differently than the first left them
   const memory::Stats first = memory::stats();
   for (int i = 0; i < 5; ++i) step();
   EXPECT_EQ(memory::stats().growths, first.growths);

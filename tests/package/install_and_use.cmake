@@ -1,5 +1,5 @@
 # Installs the build into a folder of its own, builds the project beside this file against it, and runs it.
-#   cmake -DSOURCE=... -DBINARY=... -DSCRATCH=... -DCXX=... -P install_and_use.cmake
+#   cmake -DSOURCE=... -DBINARY=... -DSCRATCH=... -DCXX=... -DGENERATOR=... -DMAKE=... -P install_and_use.cmake
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
   if(NOT status EQUAL 0)
@@ -10,7 +10,7 @@ endfunction()
 
 file(REMOVE_RECURSE ${SCRATCH})
 run(${CMAKE_COMMAND} --install ${BINARY} --prefix ${SCRATCH}/prefix)
-run(${CMAKE_COMMAND} -S ${SOURCE}/tests/package -B ${SCRATCH}/build -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Release)
+run(${CMAKE_COMMAND} -S ${SOURCE}/tests/package -B ${SCRATCH}/build -G "${GENERATOR}" -DCMAKE_MAKE_PROGRAM=${MAKE} -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Release)
 run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
 run(${SCRATCH}/build/uses_tapeformer)
 message("${text}")
