@@ -34,7 +34,7 @@ class Process {   // build/apps/NAME ARGUMENTS, in a folder
     const std::string in = dir / "stdin.txt", folder = dir.str();
     pid_ = ::fork();
     if (pid_ != 0) return;
-    ::setenv("OMP_WAIT_POLICY", "passive", 0);   // tests run beside each other: waiting threads must not spin
+
     if (::chdir(folder.c_str()) != 0) ::_exit(99);
     ::dup2(::open(in.c_str(), O_RDONLY), 0);
     ::dup2(::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 1);
