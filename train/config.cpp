@@ -19,8 +19,6 @@ template <class V> void visit_fields(V& v, TopLevel& c) {
   v("threads", c.threads, Range{0, 4096}, "0: every usable core; changes speed only, no result");
 }
 
-const char* const kSections[] = {"data", "model", "optim", "schedule", "train"};
-
 TrainConfig read_train(const ConfigNode& node) {
   TrainConfig t = read_config<TrainConfig>(node);
   if (t.steps > 0 && t.epochs > 0) throw ConfigError(node.place() + ": got both steps and epochs, expected one of them");

@@ -112,7 +112,7 @@ TEST(AttentionIdentities, CrossAttentionAndPairMasksMatchLoops) {
           for (i64 i = 0; i < in.pair_mask.numel(); ++i)
             in.pair_mask.mut_ptr<std::uint8_t>()[i] = RngKey(6).uniform(static_cast<std::uint64_t>(i)) < 0.4;
         }
-        const Tensor want = softmax_loop(in.q, in.k, in.v, 0.5, [&](i64 b, i64 i, i64 j) {
+        const Tensor want = softmax_loop(in.q, in.k, in.v, 0.5, [&, N = N, M = M](i64 b, i64 i, i64 j) {
           return on(in.mask, b * N + i) && on(in.key_mask, b * M + j) &&
                  (!pairs || on(in.pair_mask, ((pairs == 3 ? b * N : 0) + i) * M + j));
         });

@@ -97,7 +97,7 @@ TEST(Softmax, MatchesDoubleLoops) {
       log_softmax_grad(l.data(), mask, dy.data(), rows, n, dl.data());
       for (i64 r = 0; r < rows; ++r) {
         const float *row = x.data() + r * n, *up = dy.data() + r * n;
-        const auto kept = [&](i64 j) { return !masked || keep[static_cast<std::size_t>(r * n + j)]; };
+        const auto kept = [&, n = n](i64 j) { return !masked || keep[static_cast<std::size_t>(r * n + j)]; };
         double high = -1e30, sum = 0, dot = 0, up_sum = 0;
         for (i64 j = 0; j < n; ++j)
           if (kept(j)) high = std::max<double>(high, row[j]);
