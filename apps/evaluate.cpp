@@ -25,8 +25,8 @@ std::string class_table(const Metrics& m, const std::vector<std::string>& labels
   std::string out = fmt::format("{:<{}}  precision  recall      f1   samples\n", "class", kWidth);
   for (i64 c = 0; c < m.classes(); ++c) {
     const Metrics::OfClass k = m.of_class(c);
-    out += fmt::format("{:<{}}  {:>9.4f}  {:>6.4f}  {:>6.4f}  {:>8}\n", shortened(labels[static_cast<std::size_t>(c)], kWidth), kWidth, k.precision, k.recall,
-                       k.f1, k.support);
+    out += fmt::format("{:<{}}  {:>9.4f}  {:>6.4f}  {:>6.4f}  {:>8}\n", shortened(labels[static_cast<std::size_t>(c)], kWidth), kWidth,
+                       k.precision, k.recall, k.f1, k.support);
   }
   return out;
 }
@@ -57,7 +57,11 @@ nlohmann::ordered_json report(const TrainedModel& model, const Metrics& m, const
   j["majority"] = m.majority();
   for (i64 c = 0; c < m.classes(); ++c) {
     const Metrics::OfClass k = m.of_class(c);
-    j["classes"].push_back({{"label", model.info().labels[static_cast<std::size_t>(c)]}, {"precision", k.precision}, {"recall", k.recall}, {"f1", k.f1}, {"samples", k.support}});
+    j["classes"].push_back({{"label", model.info().labels[static_cast<std::size_t>(c)]},
+                            {"precision", k.precision},
+                            {"recall", k.recall},
+                            {"f1", k.f1},
+                            {"samples", k.support}});
     nlohmann::ordered_json row;
     for (i64 p = 0; p < m.classes(); ++p) row.push_back(m.at(c, p));
     j["confusion"].push_back(row);
@@ -77,7 +81,8 @@ std::string prediction_rows(const Batch& batch, const Output& out, const Dataset
     for (i64 n = 0; n < p.positions(); ++n) {
       const i64 label = labels[static_cast<std::size_t>(frames ? row * batch.labels.dim(1) + n : row)];
       const i64 best = p.top(n, 1)[0];
-      text += fmt::format("{}\t{}{}\t{}\t{:.6f}\n", source, frames ? std::to_string(n) + "\t" : "", name(label), name(best), p.at(n)[static_cast<std::size_t>(best)]);
+      text += fmt::format("{}\t{}{}\t{}\t{:.6f}\n", source, frames ? std::to_string(n) + "\t" : "", name(label), name(best),
+                          p.at(n)[static_cast<std::size_t>(best)]);
     }
   }
   return text;
@@ -97,16 +102,21 @@ int run(const Options& o) {
   const DataInfo& info = model.info();
   if (m.count() == 0) throw DataError(source + ": no sample has a label");
   const char* const unit = info.target == DataInfo::Target::Frame ? "frames" : "samples";
-  apps::print(fmt::format("{} on {}\n{} {} of {} samples, {:.1f} examples a second\n\nloss      {:.4f}\naccuracy  {:.4f}  (majority class {:.4f})\nmacro F1  {:.4f}\n\n{}\n{}",
-                          model.file(), source, m.count(), unit, data->size(), static_cast<double>(data->size()) / std::max(seconds, 1e-9), m.loss(),
-                          m.accuracy(), m.majority(), m.macro_f1(), class_table(m, info.labels), confusion_table(m, info.labels)));
+  apps::print(
+      fmt::format("{} on {}\n{} {} of {} samples, {:.1f} examples a second\n\nloss      {:.4f}\naccuracy  {:.4f}  (majority class "
+                  "{:.4f})\nmacro F1  {:.4f}\n\n{}\n{}",
+                  model.file(), source, m.count(), unit, data->size(), static_cast<double>(data->size()) / std::max(seconds, 1e-9),
+                  m.loss(), m.accuracy(), m.majority(), m.macro_f1(), class_table(m, info.labels), confusion_table(m, info.labels)));
   if (!o.json.empty()) {
     const std::string text = report(model, m, source).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-    if (o.json == "-") apps::print(text);
-    else write_file_atomically(o.json, text);
+    if (o.json == "-")
+      apps::print(text);
+    else
+      write_file_atomically(o.json, text);
   }
   if (!o.predictions.empty())
-    write_file_atomically(o.predictions, std::string("source\t") + (info.target == DataInfo::Target::Frame ? "frame\t" : "") + "label\tprediction\tprobability\n" + rows);
+    write_file_atomically(o.predictions, std::string("source\t") + (info.target == DataInfo::Target::Frame ? "frame\t" : "") +
+                                             "label\tprediction\tprobability\n" + rows);
   return 0;
 }
 
@@ -115,9 +125,13 @@ int run(const Options& o) {
 int main(int argc, char** argv) {
   CLI::App app("Loss, accuracy, macro F1, scores per class and the confusion matrix of a trained model.", "evaluate");
   Options o;
-  app.add_option("checkpoint", o.checkpoint, "checkpoint file, or run directory (its best checkpoint)")->required()->type_name("CHECKPOINT");
+  app.add_option("checkpoint", o.checkpoint, "checkpoint file, or run directory (its best checkpoint)")
+      ->required()
+      ->type_name("CHECKPOINT");
   app.add_option("--data", o.data, "evaluate on this file instead of one the configuration names")->type_name("FILE");
-  app.add_option("--split", o.split, "train, valid or test, as the configuration names them")->check(CLI::IsMember({"train", "valid", "test"}))->capture_default_str();
+  app.add_option("--split", o.split, "train, valid or test, as the configuration names them")
+      ->check(CLI::IsMember({"train", "valid", "test"}))
+      ->capture_default_str();
   app.add_option("--json", o.json, "also write the numbers as JSON; - for standard output")->type_name("FILE");
   app.add_option("--predictions", o.predictions, "also write each prediction as TSV")->type_name("FILE");
   app.add_option("--threads", o.threads, "threads to compute with; changes no result")->type_name("N")->check(CLI::Range(1, 4096));

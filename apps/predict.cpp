@@ -24,7 +24,7 @@ struct Options {
   int threads = 0;
 };
 
-class LineReader {   // lines of a file descriptor; tells when the next line is not there yet
+class LineReader {  // lines of a file descriptor; tells when the next line is not there yet
  public:
   explicit LineReader(const std::string& name) : name_(name), fd_(name == "-" ? STDIN_FILENO : ::open(name.c_str(), O_RDONLY)) {
     if (fd_ < 0) throw IoError(fmt::format("{}: cannot be opened: {}", name, std::strerror(errno)));
@@ -49,7 +49,7 @@ class LineReader {   // lines of a file descriptor; tells when the next line is 
       fill();
     }
   }
-  bool must_wait() const {   // the next line would have to be waited for
+  bool must_wait() const {  // the next line would have to be waited for
     if (end_ || buffer_.find('\n', at_) != std::string::npos) return false;
     pollfd p{fd_, POLLIN, 0};
     return ::poll(&p, 1, 0) == 0;
@@ -67,8 +67,10 @@ class LineReader {   // lines of a file descriptor; tells when the next line is 
     const ssize_t n = ::read(fd_, chunk, sizeof chunk);
     if (n < 0 && errno == EINTR) return;
     if (n < 0) throw IoError(fmt::format("{}: cannot be read: {}", name_, std::strerror(errno)));
-    if (n == 0) end_ = true;
-    else buffer_.append(chunk, static_cast<std::size_t>(n));
+    if (n == 0)
+      end_ = true;
+    else
+      buffer_.append(chunk, static_cast<std::size_t>(n));
   }
   std::string name_, buffer_;
   std::size_t at_ = 0;
@@ -76,13 +78,14 @@ class LineReader {   // lines of a file descriptor; tells when the next line is 
   bool end_ = false;
 };
 
-class Writer {   // collects inputs, predicts them as a batch, prints in order
+class Writer {  // collects inputs, predicts them as a batch, prints in order
  public:
   Writer(const TrainedModel& model, const Options& o)
       : model_(model), o_(o), batch_(static_cast<std::size_t>(o.batch > 0 ? o.batch : model.config().train.eval_batch_size)) {}
 
   // `make` gives the sample; an input that cannot be used gets a row with the label "-", so that rows stay in step with inputs.
-  template <class Make> void add(const std::string& source, Make&& make) {
+  template <class Make>
+  void add(const std::string& source, Make&& make) {
     Item item{source, -1};
     try {
       Sample s = make();
@@ -100,7 +103,8 @@ class Writer {   // collects inputs, predicts them as a batch, prints in order
   void flush() {
     const std::vector<Prediction> predictions = model_.predict(samples_);
     std::string text;
-    for (const Item& item : items_) text += row(item.source, item.sample < 0 ? nullptr : &predictions[static_cast<std::size_t>(item.sample)]);
+    for (const Item& item : items_)
+      text += row(item.source, item.sample < 0 ? nullptr : &predictions[static_cast<std::size_t>(item.sample)]);
     samples_.clear();
     items_.clear();
     apps::print(text);
@@ -123,7 +127,8 @@ class Writer {   // collects inputs, predicts them as a batch, prints in order
     for (i64 n = 0; n < p->positions(); ++n) {
       text += start + (frames() ? std::to_string(n) + "\t" : "");
       const std::vector<i64> top = p->top(n, o_.top);
-      for (std::size_t k = 0; k < top.size(); ++k) text += fmt::format("{}{}\t{:.4f}", k ? "\t" : "", label(top[k]), p->at(n)[static_cast<std::size_t>(top[k])]);
+      for (std::size_t k = 0; k < top.size(); ++k)
+        text += fmt::format("{}{}\t{:.4f}", k ? "\t" : "", label(top[k]), p->at(n)[static_cast<std::size_t>(top[k])]);
       text += "\n";
     }
     return text;
@@ -164,7 +169,7 @@ void predict_lines(const TrainedModel& model, const Options& o, Writer& writer) 
   for (const std::string& file : o.files) {
     LineReader lines(file);
     for (i64 number = 1;; ++number) {
-      if (lines.must_wait()) writer.flush();          // whoever feeds the pipe sees the answers so far
+      if (lines.must_wait()) writer.flush();  // whoever feeds the pipe sees the answers so far
       const std::optional<std::string> line = lines.next();
       if (!line) break;
       const std::string source = fmt::format("{}:{}", file == "-" ? "standard input" : file, number);
@@ -200,8 +205,10 @@ int run(Options o) {
   if (o.files.empty()) o.files = {"-"};
   const TrainedModel model(o.checkpoint, o.threads);
   Writer writer(model, o);
-  if (model.preprocessor().reads_lines()) predict_lines(model, o, writer);
-  else predict_files(model, o, writer);
+  if (model.preprocessor().reads_lines())
+    predict_lines(model, o, writer);
+  else
+    predict_files(model, o, writer);
   writer.flush();
   return writer.failed() ? 1 : 0;
 }
@@ -209,11 +216,14 @@ int run(Options o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_DFL);   // a reader that has gone ends the program quietly
+  std::signal(SIGPIPE, SIG_DFL);  // a reader that has gone ends the program quietly
   CLI::App app("Labels for lines of text, or for audio files.", "predict");
   Options o;
-  app.add_option("checkpoint", o.checkpoint, "checkpoint file, or run directory (its best checkpoint)")->required()->type_name("CHECKPOINT");
-  app.add_option("files", o.files, "text files (a prediction a line), or audio files; - or none: lines of text, or names of audio files, from standard input")
+  app.add_option("checkpoint", o.checkpoint, "checkpoint file, or run directory (its best checkpoint)")
+      ->required()
+      ->type_name("CHECKPOINT");
+  app.add_option("files", o.files,
+                 "text files (a prediction a line), or audio files; - or none: lines of text, or names of audio files, from standard input")
       ->type_name("FILE");
   app.add_option("--top", o.top, "the K likeliest labels")->type_name("K")->check(CLI::Range(1, 1000000))->capture_default_str();
   app.add_flag("--json", o.json, "JSON lines instead of TSV");

@@ -34,18 +34,15 @@ std::string counts(const std::string& dir, const std::string& ending) {
       most[part] = std::max(most[part], ++by_class[row.fields.at(label)][part]);
     }
   }
-  std::string text = fmt::format("{}/{{train,valid,test}}.{}\n  {:<12}{:>8}{:>8}{:>8}\n", dir, ending, "class", "train",
-                                 "valid", "test");
+  std::string text = fmt::format("{}/{{train,valid,test}}.{}\n  {:<12}{:>8}{:>8}{:>8}\n", dir, ending, "class", "train", "valid", "test");
   const auto line = [&](const std::string& name, std::map<Part, i64>& n) {
     text += fmt::format("  {:<12}{:>8}{:>8}{:>8}\n", name, n[Part::Train], n[Part::Valid], n[Part::Test]);
   };
   for (auto& [name, n] : by_class) line(name, n);
   line("all", total);
-  const auto share = [&](Part p) {
-    return total[p] > 0 ? static_cast<double>(most[p]) / static_cast<double>(total[p]) : 0.0;
-  };
-  return text + fmt::format("  {:<12}{:>8.3f}{:>8.3f}{:>8.3f}   share of the largest class\n", "majority",
-                            share(Part::Train), share(Part::Valid), share(Part::Test));
+  const auto share = [&](Part p) { return total[p] > 0 ? static_cast<double>(most[p]) / static_cast<double>(total[p]) : 0.0; };
+  return text + fmt::format("  {:<12}{:>8.3f}{:>8.3f}{:>8.3f}   share of the largest class\n", "majority", share(Part::Train),
+                            share(Part::Valid), share(Part::Test));
 }
 
 int debian(const Options& o) {
@@ -88,21 +85,13 @@ int main(int argc, char** argv) {
     return c;
   };
   CLI::App* topics =
-      command("debian-topics",
-              "text: the archive section of Debian packages (8 topics) from their short and long descriptions");
-  CLI::App* prompts = command("voice-prompts",
-                              "sound: which of five languages a telephone voice prompt is in (one speaker a language)");
-  CLI::App* made = command(
-      "generated", "sentences that ask back (4 classes) and tones whose pitch moves (4 classes); needs no other files");
+      command("debian-topics", "text: the archive section of Debian packages (8 topics) from their short and long descriptions");
+  CLI::App* prompts = command("voice-prompts", "sound: which of five languages a telephone voice prompt is in (one speaker a language)");
+  CLI::App* made =
+      command("generated", "sentences that ask back (4 classes) and tones whose pitch moves (4 classes); needs no other files");
   made->add_option("--seed", o.seed, "the same seed gives the same files")->type_name("N")->capture_default_str();
-  made->add_option("--samples", o.samples, "sentences; 0 = no text")
-      ->type_name("N")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  made->add_option("--clips", o.clips, "tones; 0 = no sound")
-      ->type_name("N")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  made->add_option("--samples", o.samples, "sentences; 0 = no text")->type_name("N")->check(CLI::NonNegativeNumber)->capture_default_str();
+  made->add_option("--clips", o.clips, "tones; 0 = no sound")->type_name("N")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.require_subcommand(1);
   app.set_version_flag("--version", "prepare (tapeformer " + build_version() + ")");
   app.footer(R"(Examples:

@@ -1,5 +1,5 @@
-// program.h: what every program does alike: arguments, errors as one clear line each, exit codes. 0 only on success, 1 for what went wrong, 2 for
-// a command line that makes no sense.
+// program.h: what every program does alike: arguments, errors as one clear line each, exit codes. 0 only on success, 1 for what went wrong,
+// 2 for a command line that makes no sense.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -20,11 +20,12 @@ inline void print_error(const std::string& message) {
 }
 
 // Parses, runs `body`, and turns every exception into a message and an exit code.
-template <class Body> int run_program(CLI::App& app, int argc, char** argv, Body&& body) {
+template <class Body>
+int run_program(CLI::App& app, int argc, char** argv, Body&& body) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);   // --help, --version
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
     print_error(e.what());
     std::fprintf(stderr, "try %s --help\n", app.get_name().c_str());
     return 2;
@@ -41,7 +42,8 @@ template <class Body> int run_program(CLI::App& app, int argc, char** argv, Body
 
 // Text to standard output; IoError when it cannot be written.
 inline void print(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) throw IoError("standard output cannot be written");
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw IoError("standard output cannot be written");
 }
 
 }  // namespace tapeformer::apps

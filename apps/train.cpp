@@ -10,8 +10,12 @@ int main(int argc, char** argv) {
   std::string explain;
   bool dry = false, print_config = false;
   app.add_option("config", options.config_file, "configuration (YAML)")->type_name("CONFIG.yaml");
-  app.add_option("--set", options.set, "set a key of the configuration; may be repeated")->type_name("KEY=VALUE")->expected(1)->allow_extra_args(false)
-      ->take_all()->check([](const std::string& s) {
+  app.add_option("--set", options.set, "set a key of the configuration; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all()
+      ->check([](const std::string& s) {
         const std::size_t equals = s.find('=');
         return equals == std::string::npos || equals == 0 ? "got '" + s + "', expected KEY=VALUE such as train.steps=100" : std::string();
       });
@@ -20,8 +24,11 @@ int main(int argc, char** argv) {
   app.add_flag("--overwrite", options.overwrite, "start again although the run folder holds checkpoints")->excludes("--resume");
   app.add_flag("--dry-run", dry, "load the data, print sizes, arithmetic and predicted memory, train nothing");
   app.add_flag("--print-config", print_config, "print the configuration with every default filled in");
-  app.add_option("--explain", explain, "explain a key: all, train, optim.adamw, model.encoder_classifier, data.text, train.clip, ...")->type_name("KEY");
-  app.add_option("--threads", options.threads, "threads to compute with; changes speed only, no result")->type_name("N")->check(CLI::Range(1, 4096));
+  app.add_option("--explain", explain, "explain a key: all, train, optim.adamw, model.encoder_classifier, data.text, train.clip, ...")
+      ->type_name("KEY");
+  app.add_option("--threads", options.threads, "threads to compute with; changes speed only, no result")
+      ->type_name("N")
+      ->check(CLI::Range(1, 4096));
   app.set_version_flag("--version", "train (tapeformer " + build_version() + ")");
   app.footer(R"(Examples:
   train configs/sst2.yaml

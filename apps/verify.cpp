@@ -19,7 +19,8 @@ void print(const GoldenReport& r, bool verbose) {
   }
   double worst[2] = {0, 0};
   for (const TensorCheck& c : r.checks) worst[c.dtype == DType::F32] = std::max(worst[c.dtype == DType::F32], c.error);
-  fmt::print("{}  {}  ({} tensors, largest error f64 {:.1e}, f32 {:.1e})\n", r.pass() ? "pass" : "FAIL", r.file, r.checks.size() / 2, worst[0], worst[1]);
+  fmt::print("{}  {}  ({} tensors, largest error f64 {:.1e}, f32 {:.1e})\n", r.pass() ? "pass" : "FAIL", r.file, r.checks.size() / 2,
+             worst[0], worst[1]);
   for (const TensorCheck& c : r.checks)
     if (verbose || !c.pass)
       fmt::print("      {} {:<22} error {:.2e}  allowed {:.0e}{}{}\n", name_of(c.dtype), c.name, c.error, c.allowed,

@@ -37,7 +37,8 @@ ConfigNode resolve_attention_config(const ConfigNode& node) {
 }
 
 void refuse_causal(const AttentionInfo& info, const AttentionSpec& spec, const ConfigNode& node) {
-  if (spec.causal && !info.causal) throw ConfigError(fmt::format("{}: '{}' has no causal form: it cannot be used with causal: true", node.place(), info.name));
+  if (spec.causal && !info.causal)
+    throw ConfigError(fmt::format("{}: '{}' has no causal form: it cannot be used with causal: true", node.place(), info.name));
 }
 
 Tensor PatternCore::attend(const AttentionInput& in, const Ctx& ctx) const {
@@ -54,7 +55,8 @@ Tensor PatternCore::attend(const AttentionInput& in, const Ctx& ctx) const {
 }
 
 Tensor real_rows(const Tensor& x, const Tensor& mask) {
-  if (!mask.defined() || mask.dtype() != DType::U8 || mask.shape() != Shape{x.dim(0), x.dim(-2)}) return x;   // what comes next says what is wrong
+  if (!mask.defined() || mask.dtype() != DType::U8 || mask.shape() != Shape{x.dim(0), x.dim(-2)})
+    return x;  // what comes next says what is wrong
   const Tensor m = mask.to_contiguous();
   const auto values = m.data<std::uint8_t>();
   if (std::all_of(values.begin(), values.end(), [](std::uint8_t real) { return real != 0; })) return x;

@@ -1,5 +1,5 @@
-// attention.h: what an attention variant is. A variant is one .cpp file: a config struct, an AttentionCore and one registration. The core works
-// between the projections; AttentionLayer (projected.h) adds W_q, W_k, W_v, W_o around it, `hybrid` gives cores some heads each, and
+// attention.h: what an attention variant is. A variant is one .cpp file: a config struct, an AttentionCore and one registration. The core
+// works between the projections; AttentionLayer (projected.h) adds W_q, W_k, W_v, W_o around it, `hybrid` gives cores some heads each, and
 // `apps/verify` runs them on tensors from a file. The common rules: padded keys are never seen, padded rows give exactly 0 and no gradient.
 #pragma once
 #include <functional>
@@ -15,23 +15,23 @@
 
 namespace tapeformer {
 
-struct AttentionSpec {                           // what the model tells every variant
-  i64 dim = 0;                                   // D, width of x
-  i64 heads = 1;                                 // H
-  i64 head_dim = 0;                              // d; the heads' outputs are H d wide
-  i64 max_len = 0;                               // longest input the model accepts
+struct AttentionSpec {  // what the model tells every variant
+  i64 dim = 0;          // D, width of x
+  i64 heads = 1;        // H
+  i64 head_dim = 0;     // d; the heads' outputs are H d wide
+  i64 max_len = 0;      // longest input the model accepts
   bool causal = false;
-  double dropout = 0;                            // on the attention weights, training only
+  double dropout = 0;  // on the attention weights, training only
 };
 
 struct AttentionInput {
-  Tensor x;                                      // [B, N, D]: what enters the layer, before any projection
-  Tensor q, k, v;                                // [B, H, N, d], [B, H, N, d], [B, H, N, dv]; undefined where the core does not use them
-  Tensor mask;                                   // u8 [B, N], 1 = real token; undefined = all real
-  Tensor key_mask;                               // u8 [B, M] for cross-attention; undefined = mask
-  Tensor pair_mask;                              // u8 [N, M] or [B, N, M], 1 = may look; undefined = everything
-  std::map<std::string, Tensor> side;            // optional side inputs by name: token_ids, gmask, edges, ...; and fixed random draws in tests
-  std::map<std::string, Tensor>* extra = nullptr;   // where a core may leave further results (states, matrices) when asked
+  Tensor x;                            // [B, N, D]: what enters the layer, before any projection
+  Tensor q, k, v;                      // [B, H, N, d], [B, H, N, d], [B, H, N, dv]; undefined where the core does not use them
+  Tensor mask;                         // u8 [B, N], 1 = real token; undefined = all real
+  Tensor key_mask;                     // u8 [B, M] for cross-attention; undefined = mask
+  Tensor pair_mask;                    // u8 [N, M] or [B, N, M], 1 = may look; undefined = everything
+  std::map<std::string, Tensor> side;  // optional side inputs by name: token_ids, gmask, edges, ...; and fixed random draws in tests
+  std::map<std::string, Tensor>* extra = nullptr;  // where a core may leave further results (states, matrices) when asked
   const Tensor& any() const { return q.defined() ? q : v.defined() ? v : x; }
   const Tensor* find(const std::string& name) const {
     const auto it = side.find(name);
@@ -41,23 +41,23 @@ struct AttentionInput {
 
 struct AttentionInfo {
   const char* name = "";
-  const char* summary = "";                      // one sentence
+  const char* summary = "";  // one sentence
   const char* formula = "";
   const char* paper = "";
-  const char* cost = "";                         // time and memory in N, d, ...
-  const char* example = "{}";                    // a small config that the test suite runs (YAML flow)
-  bool causal = true;                            // false: causal: true is a config error
-  bool cross = false;                            // keys may come from another sequence
+  const char* cost = "";       // time and memory in N, d, ...
+  const char* example = "{}";  // a small config that the test suite runs (YAML flow)
+  bool causal = true;          // false: causal: true is a config error
+  bool cross = false;          // keys may come from another sequence
   bool pair_mask = false;
-  bool permutation_equivariant = false;          // without causality: permuting positions permutes rows
-  bool q = true, k = true, v = true;             // which projections it wants
-  std::vector<std::string> side;                 // side inputs it cannot do without
+  bool permutation_equivariant = false;  // without causality: permuting positions permutes rows
+  bool q = true, k = true, v = true;     // which projections it wants
+  std::vector<std::string> side;         // side inputs it cannot do without
 };
 
 class AttentionCore : public Module {
  public:
   virtual const AttentionInfo& info() const = 0;
-  virtual Tensor attend(const AttentionInput&, const Ctx&) const = 0;       // -> [B, H, N, dv]
+  virtual Tensor attend(const AttentionInput&, const Ctx&) const = 0;  // -> [B, H, N, dv]
   virtual bool wants_q() const { return info().q; }
   virtual bool wants_k() const { return info().k; }
 };
@@ -79,19 +79,20 @@ class PatternCore : public AttentionCore {
 struct AttentionEntry {
   AttentionInfo info;
   std::function<std::unique_ptr<AttentionCore>(const ConfigNode&, const AttentionSpec&, RngKey init)> build;
-  std::function<ConfigNode(const ConfigNode&)> resolve;      // with every default
+  std::function<ConfigNode(const ConfigNode&)> resolve;  // with every default
   std::function<std::vector<FieldHelp>()> explain;
 };
 Registry<AttentionEntry>& attention_registry();
 
 // From a section with `type`. Refuses what the variant cannot do.
 std::unique_ptr<AttentionCore> build_attention(const ConfigNode&, const AttentionSpec&, RngKey init);
-ConfigNode resolve_attention_config(const ConfigNode&);      // {type: full} when the section is empty
-std::string attention_type(const ConfigNode&);               // its `type`, checked
+ConfigNode resolve_attention_config(const ConfigNode&);  // {type: full} when the section is empty
+std::string attention_type(const ConfigNode&);           // its `type`, checked
 void refuse_causal(const AttentionInfo&, const AttentionSpec&, const ConfigNode&);
 
 // L: `Config` with visit_fields, `static AttentionInfo describe()`, a constructor (Config, AttentionSpec, RngKey).
-template <class L> bool register_attention(const char* file = __builtin_FILE()) {
+template <class L>
+bool register_attention(const char* file = __builtin_FILE()) {
   AttentionEntry e;
   e.info = L::describe();
   e.build = [](const ConfigNode& node, const AttentionSpec& spec, RngKey init) -> std::unique_ptr<AttentionCore> {
@@ -100,8 +101,9 @@ template <class L> bool register_attention(const char* file = __builtin_FILE()) 
     try {
       return std::make_unique<L>(std::move(config), spec, init);
     } catch (const ConfigError& error) {
-      throw ConfigError(node.path().empty() || std::string(error.what()).find(node.path()) != std::string::npos ? std::string(error.what())
-                                                                                                            : node.place() + ": " + error.what());
+      throw ConfigError(node.path().empty() || std::string(error.what()).find(node.path()) != std::string::npos
+                            ? std::string(error.what())
+                            : node.place() + ": " + error.what());
     }
   };
   e.resolve = [](const ConfigNode& node) {
@@ -115,8 +117,8 @@ template <class L> bool register_attention(const char* file = __builtin_FILE()) 
   return attention_registry().add(e.info.name, std::move(e), file);
 }
 
-// x [B, N, D] or [B, H, N, d] with the rows of padding 0 and without a gradient; x itself where there is no padding. For what runs over rows
-// before the engine skips them: a product or a function of padding that holds NaN is NaN.
+// x [B, N, D] or [B, H, N, d] with the rows of padding 0 and without a gradient; x itself where there is no padding. For what runs over
+// rows before the engine skips them: a product or a function of padding that holds NaN is NaN.
 Tensor real_rows(const Tensor& x, const Tensor& mask);
 
 // Warns once a process and message; for keys that the chosen mode does not use.

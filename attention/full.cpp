@@ -12,7 +12,8 @@ struct FullConfig {
   std::optional<double> scale;
   std::string impl = "tiled";
 };
-template <class V> void visit_fields(V& v, FullConfig& c) {
+template <class V>
+void visit_fields(V& v, FullConfig& c) {
   v("scale", c.scale, above(0), "factor of q.k; null = 1/sqrt(d)");
   v("impl", c.impl, OneOf{"tiled", "naive"}, "naive keeps the N x N weights: the slow comparison, the same results");
 }

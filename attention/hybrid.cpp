@@ -13,8 +13,10 @@ struct HybridConfig {
   std::vector<ConfigNode> heads;
   std::optional<double> scale;
 };
-template <class V> void visit_fields(V& v, HybridConfig& c) {
-  v("combine", c.combine, OneOf{"per_head", "union"}, "a variant in each head, or one softmax over the union of the listed patterns in every head");
+template <class V>
+void visit_fields(V& v, HybridConfig& c) {
+  v("combine", c.combine, OneOf{"per_head", "union"},
+    "a variant in each head, or one softmax over the union of the listed patterns in every head");
   v("heads", c.heads, "list of {type: ..., repeat: n, its keys}: one entry a head after repeat (per_head), or any number (union)");
   v("scale", c.scale, above(0), "union only: factor of q.k; null = 1/sqrt(d)");
 }
@@ -98,8 +100,10 @@ class Hybrid final : public AttentionCore {
   Hybrid(Config c, const AttentionSpec& spec, RngKey key) : config_(std::move(c)), spec_(spec) {
     const std::vector<ConfigNode> heads = expand(config_.heads);
     if (heads.empty()) throw ConfigError("heads: missing; give a list of {type: ...}");
-    if (config_.combine == "per_head") per_head(heads, key);
-    else united(heads, key);
+    if (config_.combine == "per_head")
+      per_head(heads, key);
+    else
+      united(heads, key);
   }
   const AttentionInfo& info() const override {
     static const AttentionInfo i = describe();
@@ -128,19 +132,22 @@ class Hybrid final : public AttentionCore {
 
  private:
   struct PartOf {
-    i64 from, to;                                  // heads
+    i64 from, to;  // heads
     std::unique_ptr<Child<AttentionCore>> core;
   };
 
   // The union of several pattern cores, as a pattern core of its own.
   class UnionCore final : public PatternCore {
    public:
-    UnionCore(const std::vector<ConfigNode>& parts, const AttentionSpec& spec, std::optional<double> scale, RngKey key) : PatternCore(spec, scale) {
+    UnionCore(const std::vector<ConfigNode>& parts, const AttentionSpec& spec, std::optional<double> scale, RngKey key)
+        : PatternCore(spec, scale) {
       for (std::size_t i = 0; i < parts.size(); ++i) {
         std::unique_ptr<AttentionCore> core = build_attention(parts[i], spec, key.fold_in(i));
         const bool is_full = attention_type(parts[i]) == "full";
         auto* pattern = dynamic_cast<PatternCore*>(core.get());
-        if (!pattern && !is_full) throw ConfigError(fmt::format("{}: '{}' is no pattern of keys and cannot be part of a union", parts[i].place(), core->info().name));
+        if (!pattern && !is_full)
+          throw ConfigError(
+              fmt::format("{}: '{}' is no pattern of keys and cannot be part of a union", parts[i].place(), core->info().name));
         if (parts[i]["scale"] && !parts[i]["scale"].is_null())
           throw ConfigError(parts[i]["scale"].place() + ": in a union the scale belongs to the hybrid");
         patterns_.push_back(pattern);
@@ -159,7 +166,7 @@ class Hybrid final : public AttentionCore {
 
    private:
     std::vector<Child<AttentionCore>> cores_;
-    std::vector<const PatternCore*> patterns_;     // null = full
+    std::vector<const PatternCore*> patterns_;  // null = full
   };
 
   void add(i64 from, i64 to, const std::string& name, std::unique_ptr<AttentionCore> core) {
@@ -168,13 +175,13 @@ class Hybrid final : public AttentionCore {
 
   void per_head(const std::vector<ConfigNode>& heads, RngKey key) {
     const i64 H = static_cast<i64>(heads.size());
-    if (H != spec_.heads)
-      throw ConfigError(fmt::format("heads: the list gives {} heads after repeat, the model has {}", H, spec_.heads));
+    if (H != spec_.heads) throw ConfigError(fmt::format("heads: the list gives {} heads after repeat, the model has {}", H, spec_.heads));
     if (config_.scale) throw ConfigError("scale: with combine: per_head each head has its own scale");
     for (i64 h = 0; h < H;) {
       AttentionSpec one = spec_;
       one.heads = 1;
-      std::unique_ptr<AttentionCore> core = build_attention(heads[static_cast<std::size_t>(h)], one, key.fold_in(static_cast<std::uint64_t>(h)));
+      std::unique_ptr<AttentionCore> core =
+          build_attention(heads[static_cast<std::size_t>(h)], one, key.fold_in(static_cast<std::uint64_t>(h)));
       i64 to = h + 1;
       const bool shareable = core->parameters().empty() && core->buffers().empty();
       while (shareable && to < H && heads[static_cast<std::size_t>(to)] == heads[static_cast<std::size_t>(h)]) ++to;

@@ -13,7 +13,8 @@ struct LinearTransformerConfig {
   double scale = 1;
   i64 chunk = 64;
 };
-template <class V> void visit_fields(V& v, LinearTransformerConfig& c) {
+template <class V>
+void visit_fields(V& v, LinearTransformerConfig& c) {
   v("feature_map", c.feature_map, OneOf{"elu1", "relu", "exp", "identity"}, "phi, element by element; elu1 is elu(x) + 1");
   v("eps", c.eps, at_least(0), "added to the denominator");
   v("normalize", c.normalize, "divide by the sum of the weights");
@@ -43,15 +44,20 @@ class LinearTransformer final : public AttentionCore {
     return i;
   }
 
-  // side S0 [B,H,d,dv] and z0 [B,H,d]: the state to start from (causal); extra S, z: the state after the last token. Calling it token by token
-  // or in pieces of any length gives the rows of one call.
+  // side S0 [B,H,d,dv] and z0 [B,H,d]: the state to start from (causal); extra S, z: the state after the last token. Calling it token by
+  // token or in pieces of any length gives the rows of one call.
   Tensor attend(const AttentionInput& in, const Ctx&) const override {
-    ops::LinearAttentionOptions o{.mask = in.mask, .causal = causal_, .normalize = config_.normalize, .eps = config_.eps, .scale = config_.scale,
+    ops::LinearAttentionOptions o{.mask = in.mask,
+                                  .causal = causal_,
+                                  .normalize = config_.normalize,
+                                  .eps = config_.eps,
+                                  .scale = config_.scale,
                                   .chunk = config_.chunk};
     if (const Tensor* S0 = in.find("S0")) o.S0 = *S0;
     if (const Tensor* z0 = in.find("z0")) o.z0 = *z0;
     ops::LinearAttentionState last;
-    const Tensor y = ops::linear_attention(phi(real_rows(in.q, in.mask)), phi(real_rows(in.k, in.mask)), in.v, o, in.extra ? &last : nullptr);
+    const Tensor y =
+        ops::linear_attention(phi(real_rows(in.q, in.mask)), phi(real_rows(in.k, in.mask)), in.v, o, in.extra ? &last : nullptr);
     if (in.extra) {
       (*in.extra)["S"] = last.S;
       (*in.extra)["z"] = last.z;

@@ -14,7 +14,8 @@ struct LocalConfig {
   std::optional<i64> window_left, window_right;
   i64 block_size = 64, look_back = 1, look_forward = 1;
 };
-template <class V> void visit_fields(V& v, LocalConfig& c) {
+template <class V>
+void visit_fields(V& v, LocalConfig& c) {
   v("scale", c.scale, above(0), "factor of q.k; null = 1/sqrt(d)");
   v("mode", c.mode, OneOf{"sliding", "block"}, "a window that slides with the query, or fixed blocks");
   v("window", c.window, at_least(0), "sliding: radius, keys seen on each side (0 = self only)");
@@ -29,8 +30,11 @@ class Window final : public kernels::Pattern {
  public:
   // Row i sees [first(i), last(i)], both growing with i.
   Window(const LocalConfig& c, bool causal)
-      : block_(c.mode == "block" ? c.block_size : 0), left_(block_ ? c.look_back : c.window_left.value_or(c.window)),
-        right_(block_ ? c.look_forward : causal ? 0 : c.window_right.value_or(c.window)) {}
+      : block_(c.mode == "block" ? c.block_size : 0),
+        left_(block_ ? c.look_back : c.window_left.value_or(c.window)),
+        right_(block_   ? c.look_forward
+               : causal ? 0
+                        : c.window_right.value_or(c.window)) {}
   i64 first(i64 i) const { return block_ ? std::max<i64>(0, (i / block_ - left_) * block_) : std::max<i64>(0, i - left_); }
   i64 last(i64 i) const { return block_ ? (i / block_ + right_ + 1) * block_ - 1 : i + right_; }
 
@@ -62,8 +66,7 @@ class Local final : public PatternCore {
             .cost = "time N w d, memory N d",
             .example = "{window: 3}"};
   }
-  Local(Config c, const AttentionSpec& spec, RngKey)
-      : PatternCore(spec, c.scale), window_(std::make_shared<Window>(c, spec.causal)) {
+  Local(Config c, const AttentionSpec& spec, RngKey) : PatternCore(spec, c.scale), window_(std::make_shared<Window>(c, spec.causal)) {
     const Config fresh;
     if (c.mode == "block" && (c.window != fresh.window || c.window_left || c.window_right))
       warn_unused("attention.local: window, window_left and window_right have no effect with mode: block");

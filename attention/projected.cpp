@@ -11,7 +11,9 @@ i64 projections(const AttentionCore& core) { return core.wants_q() + core.wants_
 }  // namespace
 
 AttentionLayer::AttentionLayer(const ConfigNode& config, const AttentionSpec& spec, bool bias, bool rotary, RngKey key)
-    : spec_(spec), rotary_(rotary), core_(this, "core", build_attention(config, spec, key.fold_in("core"))),
+    : spec_(spec),
+      rotary_(rotary),
+      core_(this, "core", build_attention(config, spec, key.fold_in("core"))),
       in_(this, "in",
           std::make_unique<Linear>(spec.dim, projections(*core_) * spec.heads * spec.head_dim, key.fold_in("in"), bias,
                                    Init::xavier(spec.dim, spec.heads * spec.head_dim))),

@@ -5,11 +5,11 @@
 
 namespace tapeformer {
 
-struct SideInputs {                              // what the batch may offer beside x and the mask
+struct SideInputs {  // what the batch may offer beside x and the mask
   std::map<std::string, Tensor> tensors;
 };
 
-class AttentionLayer : public Module {           // x [B, N, D], mask u8 [B, N] or undefined -> [B, N, D]
+class AttentionLayer : public Module {  // x [B, N, D], mask u8 [B, N] or undefined -> [B, N, D]
  public:
   AttentionLayer(const ConfigNode& config, const AttentionSpec& spec, bool bias, bool rotary, RngKey key);
   Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx&) const;
@@ -19,7 +19,7 @@ class AttentionLayer : public Module {           // x [B, N, D], mask u8 [B, N] 
   AttentionSpec spec_;
   bool rotary_;
   Child<AttentionCore> core_;
-  Child<Linear> in_, out_;                       // in_: the wanted ones of q, k, v, as one product
+  Child<Linear> in_, out_;  // in_: the wanted ones of q, k, v, as one product
 };
 
 }  // namespace tapeformer

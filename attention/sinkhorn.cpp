@@ -19,7 +19,8 @@ struct SinkhornConfig {
   bool hard = false;
   i64 sortcut = 0;
 };
-template <class V> void visit_fields(V& v, SinkhornConfig& c) {
+template <class V>
+void visit_fields(V& v, SinkhornConfig& c) {
   v("scale", c.scale, above(0), "factor of q.k; null = 1/sqrt(d)");
   v("block_size", c.block_size, at_least(1), "positions a block");
   v("max_blocks", c.max_blocks, at_least(1), "most blocks of an input; null = ceil(max_len / block_size)");
@@ -60,7 +61,7 @@ class SortedBlocks final : public kernels::Pattern {
   bool overlaps(i64 q0, i64 q1, i64 k0, i64 k1) const { return k1 > q0 / block_ * block_ && k0 < ((q1 - 1) / block_ + 1) * block_; }
   i64 N_, block_, slots_;
   bool causal_, sortcut_;
-  Tensor kept_;   // u8 [B, H, slots]
+  Tensor kept_;  // u8 [B, H, slots]
 };
 
 class Sinkhorn final : public AttentionCore {
@@ -75,9 +76,13 @@ class Sinkhorn final : public AttentionCore {
             .example = "{block_size: 4}"};
   }
   Sinkhorn(Config c, const AttentionSpec& s, RngKey key)
-      : config_(c), spec_(s), max_blocks_(c.max_blocks.value_or(std::max<i64>(1, (s.max_len + c.block_size - 1) / c.block_size))),
-        hidden_(c.sort_hidden.value_or(s.dim)), W1_(this, "W1", {s.dim, hidden_}, Init::xavier(s.dim, hidden_), key),
-        b1_(this, "b1", {hidden_}, Init::zeros(), key, false), W2_(this, "W2", {s.heads, hidden_, max_blocks_}, Init::xavier(hidden_, max_blocks_), key),
+      : config_(c),
+        spec_(s),
+        max_blocks_(c.max_blocks.value_or(std::max<i64>(1, (s.max_len + c.block_size - 1) / c.block_size))),
+        hidden_(c.sort_hidden.value_or(s.dim)),
+        W1_(this, "W1", {s.dim, hidden_}, Init::xavier(s.dim, hidden_), key),
+        b1_(this, "b1", {hidden_}, Init::zeros(), key, false),
+        W2_(this, "W2", {s.heads, hidden_, max_blocks_}, Init::xavier(hidden_, max_blocks_), key),
         b2_(this, "b2", {s.heads, max_blocks_}, Init::zeros(), key, false) {
     if (c.sortcut > 0 && s.causal) throw ConfigError("sortcut has no causal form: it lets queries see later blocks");
     if (max_blocks_ * c.block_size < s.max_len)
@@ -99,8 +104,8 @@ class Sinkhorn final : public AttentionCore {
 
  private:
   struct Sorting {
-    Tensor P;        // [B, H, nb, nb]: row i asks, column u gives
-    Tensor real;     // [B, 1, nb, b] 1 = real token, as numbers
+    Tensor P;     // [B, H, nb, nb]: row i asks, column u gives
+    Tensor real;  // [B, 1, nb, b] 1 = real token, as numbers
   };
 
   Sorting sort(const AttentionInput& in, const Tensor& mask, i64 nb, const Ctx& ctx) const {
@@ -108,11 +113,13 @@ class Sinkhorn final : public AttentionCore {
     Tensor real = Tensor::zeros({B, nb * b}, in.x.dtype());
     real.slice(1, 0, N).copy_from(mask.to(in.x.dtype()));
     const Tensor p = descriptors(in.x, mask, real, nb);
-    const Tensor hidden = ops::relu(ops::linear(p, W1_.get(), b1_.get()));                                     // [B, nb, hid]
+    const Tensor hidden = ops::relu(ops::linear(p, W1_.get(), b1_.get()));  // [B, nb, hid]
     const Tensor w2 = ops::slice(W2_.get(), 2, 0, nb), bias = ops::reshape(ops::slice(b2_.get(), 1, 0, nb), {H, 1, nb});
-    Tensor Z = ops::add(ops::matmul(ops::reshape(hidden, {B, 1, nb, hidden_}), w2), bias);                     // [B, H, nb, nb]
-    if (const Tensor* fixed = in.find("gumbel")) Z = ops::add(Z, *fixed);
-    else if (ctx.training) Z = ops::add(Z, gumbel(B, H, nb, ctx).to(Z.dtype()));
+    Tensor Z = ops::add(ops::matmul(ops::reshape(hidden, {B, 1, nb, hidden_}), w2), bias);  // [B, H, nb, nb]
+    if (const Tensor* fixed = in.find("gumbel"))
+      Z = ops::add(Z, *fixed);
+    else if (ctx.training)
+      Z = ops::add(Z, gumbel(B, H, nb, ctx).to(Z.dtype()));
     Z = ops::scale(Z, 1 / config_.temperature);
     const Tensor P = permutation(Z, allowed_blocks(real, B, nb));
     if (in.extra) (*in.extra)["P"] = P;
@@ -132,7 +139,7 @@ class Sinkhorn final : public AttentionCore {
     const Tensor padded = nb * b == N ? rows : ops::pad(rows, 1, 0, nb * b - N);
     return pooled(ops::sum(ops::reshape(padded, {B, nb, b, D}), {2}), ops::sum(real.view({B, nb, b, 1}), {2}));
   }
-  Tensor pooled(const Tensor& sums, const Tensor& counts) const {   // [B, nb, D], [B, nb, 1]
+  Tensor pooled(const Tensor& sums, const Tensor& counts) const {  // [B, nb, D], [B, nb, 1]
     return config_.pool == "sum" ? sums : ops::div(sums, ops::maximum(counts, Tensor::full({}, 1, counts.dtype())));
   }
 
@@ -147,7 +154,8 @@ class Sinkhorn final : public AttentionCore {
     for (i64 s = 0; s < B; ++s)
       for (i64 i = 0; i < nb; ++i)
         for (i64 u = 0; u < nb; ++u)
-          k[(s * nb + i) * nb + u] = valid[static_cast<std::size_t>(s * nb + i)] && valid[static_cast<std::size_t>(s * nb + u)] && (!spec_.causal || u < i);
+          k[(s * nb + i) * nb + u] =
+              valid[static_cast<std::size_t>(s * nb + i)] && valid[static_cast<std::size_t>(s * nb + u)] && (!spec_.causal || u < i);
     return keep;
   }
 
@@ -167,8 +175,10 @@ class Sinkhorn final : public AttentionCore {
     double* p = g.mut_ptr<double>();
     const i64 size = H * nb * nb;
     for (i64 s = 0; s < B; ++s) {
-      const RngKey key = ctx.at("gumbel").key.fold_in(static_cast<std::uint64_t>(ctx.rows.empty() ? s : ctx.rows[static_cast<std::size_t>(s)]));
-      for (i64 i = 0; i < size; ++i) p[s * size + i] = -std::log(-std::log(key.uniform(static_cast<std::uint64_t>(i)) * (1 - 0x1p-52) + 0x1p-53));
+      const RngKey key =
+          ctx.at("gumbel").key.fold_in(static_cast<std::uint64_t>(ctx.rows.empty() ? s : ctx.rows[static_cast<std::size_t>(s)]));
+      for (i64 i = 0; i < size; ++i)
+        p[s * size + i] = -std::log(-std::log(key.uniform(static_cast<std::uint64_t>(i)) * (1 - 0x1p-52) + 0x1p-53));
     }
     return g;
   }
@@ -188,20 +198,20 @@ class Sinkhorn final : public AttentionCore {
 
   Tensor look(const AttentionInput& in, const Tensor& mask, const Sorting& s, i64 nb, const Ctx& ctx) const {
     const i64 B = mask.dim(0), H = in.q.dim(1), N = mask.dim(1), b = config_.block_size;
-    const i64 asked = config_.sortcut > 0 ? std::min(config_.sortcut, nb) : nb;      // sorted blocks in use
+    const i64 asked = config_.sortcut > 0 ? std::min(config_.sortcut, nb) : nb;  // sorted blocks in use
     Tensor P = config_.hard ? ops::straight_through(one_hot(s.P), s.P) : s.P;
     if (asked < nb) P = ops::slice(P, 2, 0, asked);
-    const Tensor mass = ops::matmul(P, s.real.expand({B, H, nb, b}));                // [B, H, asked, b]: sum_u P m
+    const Tensor mass = ops::matmul(P, s.real.expand({B, H, nb, b}));  // [B, H, asked, b]: sum_u P m
     const Tensor zero = Tensor::zeros({}, mass.dtype()), one = Tensor::full({}, 1, mass.dtype());
     const Tensor kept = ops::greater(mass.detach(), zero);
-    const auto blocks = [&](const Tensor& t) {   // [B, H, N, d] -> sorted slots [B, H, asked b, d]
+    const auto blocks = [&](const Tensor& t) {  // [B, H, N, d] -> sorted slots [B, H, asked b, d]
       const i64 d = t.dim(3);
       const Tensor rows = ops::mask_rows(t, mask.view({B, 1, N}).expand({B, H, N}));
       const Tensor padded = nb * b == N ? rows : ops::pad(rows, 2, 0, nb * b - N);
       return ops::reshape(ops::matmul(P, ops::reshape(padded, {B, H, nb, b * d})), {B, H, asked * b, d});
     };
     ops::AttentionOptions o{.scale = config_.scale, .query_mask = mask};
-    if (!config_.hard) {   // log w, w = sum_u P m / sum_u P
+    if (!config_.hard) {  // log w, w = sum_u P m / sum_u P
       const Tensor total = ops::sum(P, {3}, true);
       const Tensor share = ops::div(ops::where(kept, mass, one), ops::where(ops::greater(total.detach(), zero), total, one));
       const Tensor log_w = ops::reshape(ops::where(kept, ops::log(share), zero), {B, H, asked * b});

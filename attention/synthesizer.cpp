@@ -11,8 +11,10 @@ struct SynthesizerConfig {
   std::string kind = "random";
   std::optional<i64> max_len, hidden;
 };
-template <class V> void visit_fields(V& v, SynthesizerConfig& c) {
-  v("kind", c.kind, OneOf{"random", "fixed_random", "dense"}, "random: learned matrix; fixed_random: never trained; dense: two layers on x");
+template <class V>
+void visit_fields(V& v, SynthesizerConfig& c) {
+  v("kind", c.kind, OneOf{"random", "fixed_random", "dense"},
+    "random: learned matrix; fixed_random: never trained; dense: two layers on x");
   v("max_len", c.max_len, at_least(1), "longest input; null = the model's");
   v("hidden", c.hidden, at_least(1), "dense: hidden width; null = head width");
 }
@@ -31,7 +33,8 @@ class Synthesizer final : public AttentionCore {
   }
   Synthesizer(Config c, const AttentionSpec& s, RngKey key) : config_(c), spec_(s), length_(c.max_len.value_or(s.max_len)) {
     if (length_ < 1) throw ConfigError("max_len: missing; the longest input must be known");
-    if (s.max_len > length_) throw ConfigError(fmt::format("max_len: got {}, expected at least {}, the longest input of the model", length_, s.max_len));
+    if (s.max_len > length_)
+      throw ConfigError(fmt::format("max_len: got {}, expected at least {}, the longest input of the model", length_, s.max_len));
     const i64 H = s.heads, hidden = c.hidden.value_or(s.head_dim);
     if (c.hidden && c.kind != "dense") warn_unused("attention.synthesizer: hidden has no effect with kind: " + c.kind);
     if (c.kind == "dense") {
@@ -61,8 +64,9 @@ class Synthesizer final : public AttentionCore {
     o.rows = ctx.rows;
     if (config_.kind == "dense") {
       // Scores of vectors: the query is relu(W1 x + b1), the keys W2 are shared by all samples, b2 is a bias of the key.
-      const Tensor hidden = ops::relu(ops::add(ops::matmul(ops::reshape(real_rows(in.x, in.mask), {B, 1, N, in.x.dim(2)}), ops::transpose(W1_->get(), 1, 2)),
-                                               ops::reshape(b1_->get(), {H, 1, -1})));
+      const Tensor hidden =
+          ops::relu(ops::add(ops::matmul(ops::reshape(real_rows(in.x, in.mask), {B, 1, N, in.x.dim(2)}), ops::transpose(W1_->get(), 1, 2)),
+                             ops::reshape(b1_->get(), {H, 1, -1})));
       const Tensor keys = ops::slice(W2_->get(), 1, 0, N);
       o.key_bias = ops::reshape(ops::slice(b2_->get(), 1, 0, N), {1, H, N});
       return ops::attention(hidden, ops::reshape(keys, {1, H, N, -1}), in.v, o);

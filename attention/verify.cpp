@@ -16,7 +16,7 @@ struct Golden {
   std::string file, variant, type;
   ConfigNode config;
   std::map<std::string, Tensor> inputs, params, outputs, grads;
-  bool sparse_family = false;                    // has `margin`: its own f32 tolerances
+  bool sparse_family = false;  // has `margin`: its own f32 tolerances
 };
 
 std::map<std::string, Tensor> read_group(const Hdf5File& f, const std::string& group) {
@@ -50,7 +50,8 @@ Golden load(const std::string& file) {
   g.type = registered_type(g.variant);
   for (const char* name : {"inputs/cotangent", "outputs/o"}) {
     const auto& group = name[0] == 'i' ? g.inputs : g.outputs;
-    if (!group.count(name[0] == 'i' ? "cotangent" : "o")) throw IoError(fmt::format("{}: no golden file: dataset '/{}' is missing", file, name));
+    if (!group.count(name[0] == 'i' ? "cotangent" : "o"))
+      throw IoError(fmt::format("{}: no golden file: dataset '/{}' is missing", file, name));
   }
   return g;
 }
@@ -108,11 +109,12 @@ TensorCheck compare(const Golden& g, const std::string& name, const Tensor& got,
   const Tolerance tol = tolerance(g, t, gradient);
   c.allowed = tol.absolute;
   if (!got.defined() && std::all_of(want.to_vector().begin(), want.to_vector().end(), [](double x) { return x == 0; })) {
-    c.pass = true;   // no gradient exists, and the file says zero
+    c.pass = true;  // no gradient exists, and the file says zero
     return c;
   }
   if (!got.defined() || got.shape() != want.shape())
-    throw ShapeError(fmt::format("{}: {} is {} here, {} in the file", g.file, name, got.defined() ? got.shape().str() : "missing", want.shape().str()));
+    throw ShapeError(
+        fmt::format("{}: {} is {} here, {} in the file", g.file, name, got.defined() ? got.shape().str() : "missing", want.shape().str()));
   const std::vector<double> x = got.to_vector(), y = want.to_vector();
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double excess = std::abs(x[i] - y[i]) - tol.relative * std::abs(y[i]);
@@ -135,8 +137,10 @@ void fill_parameters(const Golden& g, AttentionCore& core) {
   std::vector<std::string> missing;
   for (Parameter* p : core.parameters()) {
     const auto it = g.params.find(p->name);
-    if (it == g.params.end()) missing.push_back("params/" + p->name);
-    else set_named(g.file, p->name, p->value, it->second);
+    if (it == g.params.end())
+      missing.push_back("params/" + p->name);
+    else
+      set_named(g.file, p->name, p->value, it->second);
   }
   for (const Module::NamedBuffer& b : core.buffers())
     if (const auto it = g.inputs.find(b.path); it != g.inputs.end()) set_named(g.file, b.path, *b.tensor, it->second);
@@ -162,12 +166,18 @@ void run(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
     if (name == "cotangent") continue;
     Tensor x = is_float(value.dtype()) ? value.to(t) : value;
     if (g.grads.count(name)) watched[name] = x = tape.watch(x);
-    if (name == "q") in.q = x;
-    else if (name == "k") in.k = x;
-    else if (name == "v") in.v = x;
-    else if (name == "x") in.x = x;
-    else if (name == "mask") in.mask = x;
-    else in.side[name] = x;
+    if (name == "q")
+      in.q = x;
+    else if (name == "k")
+      in.k = x;
+    else if (name == "v")
+      in.v = x;
+    else if (name == "x")
+      in.x = x;
+    else if (name == "mask")
+      in.mask = x;
+    else
+      in.side[name] = x;
   }
   const Tensor o = core->attend(in, Ctx{});
   checks.push_back(compare(g, "outputs/o", o, g.outputs.at("o"), t, false));

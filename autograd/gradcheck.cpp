@@ -19,8 +19,8 @@ double dot(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-std::string gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& f, std::vector<Tensor> inputs, std::vector<Parameter*> params,
-                      const GradcheckOptions& o) {
+std::string gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& f, std::vector<Tensor> inputs,
+                      std::vector<Parameter*> params, const GradcheckOptions& o) {
   Tensor upstream;
   std::vector<Tensor> analytic;
   {
@@ -38,7 +38,8 @@ std::string gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& f
   double worst = 0;
   std::string message;
   const auto check = [&](const std::string& what, Tensor& value, const Tensor& gradient) {
-    const std::vector<double> g = gradient.defined() ? gradient.to_vector() : std::vector<double>(static_cast<std::size_t>(value.numel()), 0.0);
+    const std::vector<double> g =
+        gradient.defined() ? gradient.to_vector() : std::vector<double>(static_cast<std::size_t>(value.numel()), 0.0);
     double* x = value.mut_ptr<double>();
     for (i64 i = 0; i < value.numel(); ++i) {
       const double old = x[i], h = o.step * std::max(1.0, std::abs(old));
@@ -60,7 +61,8 @@ std::string gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& f
     TAPEFORMER_ASSERT(inputs[k].contiguous(), "gradcheck perturbs contiguous inputs; make views inside f");
     check(fmt::format("input {}", k), inputs[k], analytic[k]);
   }
-  for (std::size_t k = 0; k < params.size(); ++k) check(fmt::format("parameter {}", params[k]->name), params[k]->value, analytic[inputs.size() + k]);
+  for (std::size_t k = 0; k < params.size(); ++k)
+    check(fmt::format("parameter {}", params[k]->name), params[k]->value, analytic[inputs.size() + k]);
   return message;
 }
 

@@ -8,17 +8,18 @@
 namespace tapeformer {
 
 enum class Keep { MayRound, Exact };
-inline constexpr int kMaxReplay = 4;   // ops run again, one inside the other, to give back one value
+inline constexpr int kMaxReplay = 4;  // ops run again, one inside the other, to give back one value
 
 // A tensor kept for backward. Where the tensor is the cheap output of a recorded op (a norm, an activation), only the reference is kept and
-// the op runs again in backward, with the same bits; a chain of such ops is cut after kMaxReplay of them, so that backward stays linear. get() throws when the tensor was modified in place meanwhile.
+// the op runs again in backward, with the same bits; a chain of such ops is cut after kMaxReplay of them, so that backward stays linear.
+// get() throws when the tensor was modified in place meanwhile.
 class SavedTensor {
  public:
   SavedTensor() = default;
   explicit SavedTensor(const Tensor&, Keep = Keep::MayRound);
   Tensor get(std::string_view op) const;
   bool defined() const { return tensor_.defined() || replay_; }
-  bool free_to_keep() const { return replay_; }    // costs no memory
+  bool free_to_keep() const { return replay_; }  // costs no memory
   int replay_depth() const { return replay_ ? depth_ : 0; }
 
  private:
@@ -31,7 +32,7 @@ class SavedTensor {
   int depth_ = 0;
 };
 
-bool is_replayable(const Tensor&);     // a SavedTensor of it costs no memory
+bool is_replayable(const Tensor&);  // a SavedTensor of it costs no memory
 
 // y unchanged when no tape is open or no input is recorded; otherwise y with an entry on the tape. Node is built only when needed.
 bool recording(std::initializer_list<const Tensor*> inputs);
@@ -52,7 +53,8 @@ Tensor record(Tensor y, std::initializer_list<const Tensor*> inputs, Saved&&... 
 Tensor gradient_buffer(const Tensor& dy);
 
 // Runs f with float{} or double{}; ShapeError for other element types.
-template <class F> decltype(auto) with_float(std::string_view op, DType t, F&& f) {
+template <class F>
+decltype(auto) with_float(std::string_view op, DType t, F&& f) {
   if (t == DType::F32) return f(float{});
   if (t == DType::F64) return f(double{});
   throw ShapeError(std::string("[") + std::string(op) + "] got element type " + std::string(name_of(t)) + ", expected f32 or f64");

@@ -1,4 +1,5 @@
-// recompute.h: activation checkpointing (Chen et al. 2016): a block's inner values are dropped after forward and computed again in backward.
+// recompute.h: activation checkpointing (Chen et al. 2016): a block's inner values are dropped after forward and computed again in
+// backward.
 #pragma once
 #include <functional>
 #include <span>

@@ -21,7 +21,7 @@ std::atomic<std::uint64_t> next_tape{1};
 Tape::Tape(Options options) : options_(options), id_(next_tape++), outer_(current_tape) { current_tape = this; }
 
 Tape::~Tape() {
-  while (!entries_.empty()) entries_.pop_back();   // from the end, one by one: no recursion whatever the length
+  while (!entries_.empty()) entries_.pop_back();  // from the end, one by one: no recursion whatever the length
   current_tape = outer_;
 }
 
@@ -62,9 +62,7 @@ Tensor Tape::leaf(Parameter& p) {
   return t;
 }
 
-Tensor Tape::watch(const Tensor& x) {
-  return push(x.detach(), nullptr, {});
-}
+Tensor Tape::watch(const Tensor& x) { return push(x.detach(), nullptr, {}); }
 
 const Node* Tape::node(GradRef ref) const {
   if (!ref || ref.tape != id_) return nullptr;
@@ -81,19 +79,23 @@ void Tape::accumulate(std::size_t index, Tensor grad) {
   if (grad.shape() != e.shape)
     throw Error(fmt::format("internal error: a gradient of shape {} arrived for a value of shape {}", grad.shape().str(), e.shape.str()));
   if (!e.grad.defined()) {
-    e.grad = std::move(grad);   // shared until a second one arrives
+    e.grad = std::move(grad);  // shared until a second one arrives
     return;
   }
   writable_grad(index);
   grad = grad.to_contiguous();
-  if (e.dtype == DType::F64) kernels::add_into(grad.ptr<double>(), e.grad.mut_ptr<double>(), grad.numel());
-  else kernels::add_into(grad.ptr<float>(), e.grad.mut_ptr<float>(), grad.numel());
+  if (e.dtype == DType::F64)
+    kernels::add_into(grad.ptr<double>(), e.grad.mut_ptr<double>(), grad.numel());
+  else
+    kernels::add_into(grad.ptr<float>(), e.grad.mut_ptr<float>(), grad.numel());
 }
 
 Tensor& Tape::writable_grad(std::size_t index) {
   Entry& e = entries_[index];
-  if (!e.grad.defined()) e.grad = Tensor::zeros(e.shape, e.dtype);
-  else if (!e.grad.unique() || !e.grad.contiguous()) e.grad = e.grad.clone();
+  if (!e.grad.defined())
+    e.grad = Tensor::zeros(e.shape, e.dtype);
+  else if (!e.grad.unique() || !e.grad.contiguous())
+    e.grad = e.grad.clone();
   return e.grad;
 }
 
@@ -106,8 +108,10 @@ void Tape::finish_leaf(Entry& e) {
       p.grad = g.unique() && g.contiguous() ? std::move(g) : g.clone();
     } else {
       g = g.to_contiguous();
-      if (g.dtype() == DType::F64) kernels::add_into(g.ptr<double>(), p.grad.mut_ptr<double>(), g.numel());
-      else kernels::add_into(g.ptr<float>(), p.grad.mut_ptr<float>(), g.numel());
+      if (g.dtype() == DType::F64)
+        kernels::add_into(g.ptr<double>(), p.grad.mut_ptr<double>(), g.numel());
+      else
+        kernels::add_into(g.ptr<float>(), p.grad.mut_ptr<float>(), g.numel());
     }
   }
   if (on_final) on_final(p);

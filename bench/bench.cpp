@@ -61,11 +61,14 @@ double ceiling_gflops() {
   return 2e-9 * static_cast<double>(n * n * n) / median(times);
 }
 
-// The encoder of the Long Range Arena's byte-level text task: pre-norm, 4 layers, D 256, 4 heads, feed-forward 1024, mean pooling, 2 classes.
+// The encoder of the Long Range Arena's byte-level text task: pre-norm, 4 layers, D 256, 4 heads, feed-forward 1024, mean pooling, 2
+// classes.
 std::unique_ptr<Model> bench_model(const std::string& variant, i64 n, const Options& o) {
-  const std::string attention = variant == "local" && o.attention.empty() ? "{type: local, window: 64}" : "{type: " + variant + o.attention + "}";
+  const std::string attention =
+      variant == "local" && o.attention.empty() ? "{type: local, window: 64}" : "{type: " + variant + o.attention + "}";
   const ConfigNode config = ConfigNode::parse(
-      fmt::format("{{type: encoder_classifier, dim: 256, layers: 4, heads: 4, ff_dim: 1024, dropout: 0, recompute: {}, attention: {}}}", o.recompute, attention),
+      fmt::format("{{type: encoder_classifier, dim: 256, layers: 4, heads: 4, ff_dim: 1024, dropout: 0, recompute: {}, attention: {}}}",
+                  o.recompute, attention),
       "bench");
   DataInfo data;
   data.vocab = 256;
@@ -109,7 +112,8 @@ void measure(const std::string& variant, i64 n, const Options& o) {
     const double start = seconds();
     {
       Tape tape;
-      const Output out = model->forward(batch, {.training = true, .key = RngKey(2).fold_in(static_cast<std::uint64_t>(s)), .rows = batch.rows});
+      const Output out =
+          model->forward(batch, {.training = true, .key = RngKey(2).fold_in(static_cast<std::uint64_t>(s)), .rows = batch.rows});
       tape.backward(out.loss.sum);
     }
     scale_grads(parameters, 1 / static_cast<double>(o.batch));
@@ -119,15 +123,20 @@ void measure(const std::string& variant, i64 n, const Options& o) {
   }
   after = counters::now();
   const double ms = median(times) * 1e3, steps = static_cast<double>(o.steps);
-  const double gflop = static_cast<double>(after.matmul_flops - before.matmul_flops + after.attention_flops - before.attention_flops) / steps * 1e-9;
+  const double gflop =
+      static_cast<double>(after.matmul_flops - before.matmul_flops + after.attention_flops - before.attention_flops) / steps * 1e-9;
   double total = 0;
   for (double t : times) total += t;
   const double rate = gflop / ms * 1e3, share = (after.matmul_seconds - before.matmul_seconds) / total;
-  fmt::print("{{\"variant\": \"{}\", \"n\": {}, \"batch\": {}, \"threads\": {}, \"math\": \"{}\", \"step_ms\": {:.1f}, \"min_ms\": {:.1f}, \"tokens_per_s\": {:.0f}, "
-             "\"peak_mib\": {:.0f}, \"gflop\": {:.2f}, \"gflop_per_s\": {:.1f}, \"ceiling_gflop_per_s\": {:.1f}, \"of_ceiling\": {:.3f}, \"matmul_share\": {:.3f}, "
-             "\"allocations_in_steady_steps\": {}}}\n",
-             variant, n, o.batch, thread_count(), o.math, ms, *std::min_element(times.begin(), times.end()) * 1e3,
-             static_cast<double>(o.batch * n) / ms * 1e3, peak_mib() - base, gflop, rate, ceiling, rate / ceiling, share, memory::stats().growths - growths);
+  fmt::print(
+      "{{\"variant\": \"{}\", \"n\": {}, \"batch\": {}, \"threads\": {}, \"math\": \"{}\", \"step_ms\": {:.1f}, \"min_ms\": {:.1f}, "
+      "\"tokens_per_s\": {:.0f}, "
+      "\"peak_mib\": {:.0f}, \"gflop\": {:.2f}, \"gflop_per_s\": {:.1f}, \"ceiling_gflop_per_s\": {:.1f}, \"of_ceiling\": {:.3f}, "
+      "\"matmul_share\": {:.3f}, "
+      "\"allocations_in_steady_steps\": {}}}\n",
+      variant, n, o.batch, thread_count(), o.math, ms, *std::min_element(times.begin(), times.end()) * 1e3,
+      static_cast<double>(o.batch * n) / ms * 1e3, peak_mib() - base, gflop, rate, ceiling, rate / ceiling, share,
+      memory::stats().growths - growths);
 }
 
 // Runs `measure` in a process of its own, so that peak memory is its own; returns the JSON line.
@@ -168,8 +177,8 @@ int bench_steps(const Options& o) {
   }
   fmt::print("one training step: encoder, 4 layers, D 256, 4 heads, feed-forward 1024, batch {}, {} threads, {}\n\n", o.batch,
              o.threads > 0 ? o.threads : static_cast<i64>(thread_count()), o.math);
-  fmt::print("{:<20} {:>6} {:>9} {:>10} {:>9} {:>8} {:>9} {:>11} {:>9}\n", "attention", "N", "ms", "tokens/s", "peak MiB", "GFLOP", "GFLOP/s", "of ceiling",
-             "products");
+  fmt::print("{:<20} {:>6} {:>9} {:>10} {:>9} {:>8} {:>9} {:>11} {:>9}\n", "attention", "N", "ms", "tokens/s", "peak MiB", "GFLOP",
+             "GFLOP/s", "of ceiling", "products");
   int failures = 0;
   for (const std::string& variant : o.variants)
     for (i64 n : o.lengths) {
@@ -180,13 +189,15 @@ int bench_steps(const Options& o) {
       }
       const ConfigNode r = ConfigNode::parse(line, "bench");
       const auto value = [&](const char* key) { return std::stod(r[key].text()); };
-      fmt::print("{:<20} {:>6} {:>9.1f} {:>10.0f} {:>9.0f} {:>8.1f} {:>9.1f} {:>10.0f}% {:>8.0f}%\n", variant, n, value("step_ms"), value("tokens_per_s"),
-                 value("peak_mib"), value("gflop"), value("gflop_per_s"), 100 * value("of_ceiling"), 100 * value("matmul_share"));
+      fmt::print("{:<20} {:>6} {:>9.1f} {:>10.0f} {:>9.0f} {:>8.1f} {:>9.1f} {:>10.0f}% {:>8.0f}%\n", variant, n, value("step_ms"),
+                 value("tokens_per_s"), value("peak_mib"), value("gflop"), value("gflop_per_s"), 100 * value("of_ceiling"),
+                 100 * value("matmul_share"));
       std::fflush(stdout);
       if (json.is_open()) json << line << std::flush;
     }
-  fmt::print("\npeak: memory above the level before the first step; ceiling: this machine's rate on one 1024 x 1024 x 1024 product;\n"
-             "products: share of the step inside matrix products and attention.\n");
+  fmt::print(
+      "\npeak: memory above the level before the first step; ceiling: this machine's rate on one 1024 x 1024 x 1024 product;\n"
+      "products: share of the step inside matrix products and attention.\n");
   return failures > 0 ? 1 : 0;
 }
 
@@ -213,8 +224,9 @@ int bench_ops(const Options& o) {
       backward.push_back(seconds() - from);
     }
     const double f = median(forward);
-    fmt::print("{:<24} {:>12} {:>10.1f} {:>10.1f} {:>10.1f} {:>12}\n", row.name, large.inputs.empty() ? 0 : large.inputs[0].numel(), f * 1e6,
-               large.flops / f * 1e-9, large.bytes / f * 1e-9, backward.empty() ? "-" : fmt::format("{:.1f}", median(backward) * 1e6));
+    fmt::print("{:<24} {:>12} {:>10.1f} {:>10.1f} {:>10.1f} {:>12}\n", row.name, large.inputs.empty() ? 0 : large.inputs[0].numel(),
+               f * 1e6, large.flops / f * 1e-9, large.bytes / f * 1e-9,
+               backward.empty() ? "-" : fmt::format("{:.1f}", median(backward) * 1e6));
   }
   if (!any) throw ConfigError("--ops " + o.ops + ": no op has this in its name");
   return 0;

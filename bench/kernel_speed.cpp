@@ -21,8 +21,7 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 
 std::vector<float> values(i64 n) {
   std::vector<float> v(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < v.size(); ++i)
-    v[i] = static_cast<float>(static_cast<int>(i * 2654435761u >> 20 & 1023) - 512) / 512;
+  for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(static_cast<int>(i * 2654435761u >> 20 & 1023) - 512) / 512;
   return v;
 }
 
@@ -82,20 +81,17 @@ void report_attention(i64 B, i64 H, i64 N, i64 d, bool causal, double dropout, i
   g.dq = {grads.data(), N * row, d, row};
   g.dk = {grads.data() + H * d, N * row, d, row};
   g.dv = {grads.data() + 2 * H * d, N * row, d, row};
-  const double f = best_of([&] {
-    kernels::attention_forward(a, {o.data(), N * H * d, d, H * d}, max.data(), lse.data());
-  });
+  const double f = best_of([&] { kernels::attention_forward(a, {o.data(), N * H * d, d, H * d}, max.data(), lse.data()); });
   const double b = best_of([&] {
-    kernels::attention_backward(a, {o.data(), N * H * d, d, H * d}, max.data(), lse.data(),
-                                {d_o.data(), N * H * d, d, H * d}, g);
+    kernels::attention_backward(a, {o.data(), N * H * d, d, H * d}, max.data(), lse.data(), {d_o.data(), N * H * d, d, H * d}, g);
   });
   const double keys = window > 0 ? double(2 * window + 1) : causal ? double(N + 1) / 2 : double(N);
   const double pairs = double(B * H * N) * keys;
   std::printf(
       "attention B%ld H%ld N%ld d%ld%s%s window %ld: forward %6.2f ms %6.1f GFLOP/s, backward %6.2f ms %6.1f, both "
       "%6.1f\n",
-      B, H, N, d, causal ? " causal" : "", dropout > 0 ? " dropout" : "", window, f * 1e3, 4e-9 * pairs * double(d) / f,
-      b * 1e3, 10e-9 * pairs * double(d) / b, 14e-9 * pairs * double(d) / (f + b));
+      B, H, N, d, causal ? " causal" : "", dropout > 0 ? " dropout" : "", window, f * 1e3, 4e-9 * pairs * double(d) / f, b * 1e3,
+      10e-9 * pairs * double(d) / b, 14e-9 * pairs * double(d) / (f + b));
 }
 
 }  // namespace

@@ -12,8 +12,9 @@
 namespace tapeformer {
 
 struct ConfigParser {
-  static constexpr int kMaxNodes = 1000000;   // aliases are copied: a few lines could ask for billions
-  static ConfigNode convert(const YAML::Node& y, const std::string& path, const std::shared_ptr<const std::string>& file, int& count, int depth = 0) {
+  static constexpr int kMaxNodes = 1000000;  // aliases are copied: a few lines could ask for billions
+  static ConfigNode convert(const YAML::Node& y, const std::string& path, const std::shared_ptr<const std::string>& file, int& count,
+                            int depth = 0) {
     ConfigNode n;
     n.path_ = path;
     n.file_ = file;
@@ -21,8 +22,11 @@ struct ConfigParser {
     if (++count > kMaxNodes) throw ConfigError(fmt::format("{}: holds more than {} values", n.place(), kMaxNodes));
     if (depth > 64) throw ConfigError(n.place() + ": nested deeper than 64 levels");
     switch (y.Type()) {
-      case YAML::NodeType::Undefined: break;
-      case YAML::NodeType::Null: n.kind_ = ConfigNode::Kind::Null; break;
+      case YAML::NodeType::Undefined:
+        break;
+      case YAML::NodeType::Null:
+        n.kind_ = ConfigNode::Kind::Null;
+        break;
       case YAML::NodeType::Scalar:
         n.kind_ = ConfigNode::Kind::Scalar;
         n.text_ = y.Scalar();
@@ -192,14 +196,26 @@ std::string json_text(const std::string& s) {
   std::string out = "\"";
   for (char c : s) {
     switch (c) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\t': out += "\\t"; break;
-      case '\r': out += "\\r"; break;
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
       default:
-        if (static_cast<unsigned char>(c) < 0x20) out += fmt::format("\\u{:04x}", c);
-        else out += c;
+        if (static_cast<unsigned char>(c) < 0x20)
+          out += fmt::format("\\u{:04x}", c);
+        else
+          out += c;
     }
   }
   return out + "\"";
@@ -213,7 +229,8 @@ bool is_json_number_or_bool(const std::string& s) {
   const std::string body = s[0] == '-' ? s.substr(1) : s;
   if (body.size() > 1 && body[0] == '0' && std::isdigit(static_cast<unsigned char>(body[1]))) return false;
   const std::size_t point = body.find('.');
-  const bool digit_after = point == std::string::npos || (point + 1 < body.size() && std::isdigit(static_cast<unsigned char>(body[point + 1])));
+  const bool digit_after =
+      point == std::string::npos || (point + 1 < body.size() && std::isdigit(static_cast<unsigned char>(body[point + 1])));
   return std::isdigit(static_cast<unsigned char>(body[0])) && digit_after;
 }
 
@@ -221,14 +238,18 @@ bool is_json_number_or_bool(const std::string& s) {
 
 std::string ConfigNode::json() const {
   switch (kind_) {
-    case Kind::Undefined: case Kind::Null: return "null";
-    case Kind::Scalar: return !quoted_ && is_json_number_or_bool(text_) ? text_ : json_text(text_);
+    case Kind::Undefined:
+    case Kind::Null:
+      return "null";
+    case Kind::Scalar:
+      return !quoted_ && is_json_number_or_bool(text_) ? text_ : json_text(text_);
     case Kind::Sequence: {
       std::string out = "[";
       for (const ConfigNode& item : items_) out += (out.size() > 1 ? ", " : "") + item.json();
       return out + "]";
     }
-    case Kind::Map: break;
+    case Kind::Map:
+      break;
   }
   std::string out = "{";
   for (const auto& [key, value] : entries_) out += (out.size() > 1 ? ", " : "") + json_text(key) + ": " + value.json();
@@ -240,7 +261,7 @@ bool operator==(const ConfigNode& a, const ConfigNode& b) {
 }
 
 std::string Range::str() const {
-  const bool upper = high < 1e299, lower = low > -1e299;
+  const bool upper = high<1e299, lower = low> - 1e299;
   if (lower && upper) return fmt::format("{}{} to {}", open_low ? "above " : "", low, high);
   if (lower) return open_low ? fmt::format("above {}", low) : fmt::format("at least {}", low);
   return upper ? fmt::format("at most {}", high) : "any number";
@@ -259,7 +280,8 @@ std::string shown(const ConfigNode& n) {
   return n.is_null() ? "null" : n.is_map() ? "a section" : "a list";
 }
 
-template <class T> T number(const ConfigNode& n, const char* expected) {
+template <class T>
+T number(const ConfigNode& n, const char* expected) {
   T x{};
   const std::string& s = n.text();
   const char* first = s.data() + (s.size() > 1 && s[0] == '+' && s[1] != '-');
@@ -272,9 +294,12 @@ template <class T> T number(const ConfigNode& n, const char* expected) {
 
 void read_scalar(const ConfigNode& n, bool& out) {
   const std::string& s = n.text();
-  if (n.is_scalar() && (s == "true" || s == "True" || s == "yes" || s == "on")) out = true;
-  else if (n.is_scalar() && (s == "false" || s == "False" || s == "no" || s == "off")) out = false;
-  else fail(n, shown(n), "true or false");
+  if (n.is_scalar() && (s == "true" || s == "True" || s == "yes" || s == "on"))
+    out = true;
+  else if (n.is_scalar() && (s == "false" || s == "False" || s == "no" || s == "off"))
+    out = false;
+  else
+    fail(n, shown(n), "true or false");
 }
 void read_scalar(const ConfigNode& n, i64& out) { out = number<i64>(n, "an integer"); }
 void read_scalar(const ConfigNode& n, int& out) { out = number<int>(n, "an integer"); }

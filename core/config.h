@@ -35,23 +35,23 @@ class ConfigNode {
   bool is_sequence() const { return kind_ == Kind::Sequence; }
   bool is_scalar() const { return kind_ == Kind::Scalar; }
   bool is_null() const { return kind_ == Kind::Null; }
-  const std::string& text() const { return text_; }                // of a scalar
-  bool quoted() const { return quoted_; }                          // the scalar stood in quotes: never null, number or bool
+  const std::string& text() const { return text_; }  // of a scalar
+  bool quoted() const { return quoted_; }            // the scalar stood in quotes: never null, number or bool
 
   const ConfigNode& operator[](std::string_view key) const;        // Undefined when absent
   const std::vector<ConfigNode>& items() const { return items_; }  // of a sequence
   const std::vector<std::pair<std::string, ConfigNode>>& entries() const { return entries_; }
   std::vector<std::string> keys() const;
 
-  ConfigNode& set(const std::string& key, ConfigNode value);       // on a map; replaces; returns the stored value
+  ConfigNode& set(const std::string& key, ConfigNode value);  // on a map; replaces; returns the stored value
   void erase(std::string_view key);
   ConfigNode& push_back(ConfigNode value);
   void set_path(const std::string& dotted, const std::string& yaml_value);  // --set a.b=c; creates maps on the way
-  std::string place() const;                                       // "run.yaml:14: model.dropout" for messages
+  std::string place() const;                                                // "run.yaml:14: model.dropout" for messages
   const std::string& path() const { return path_; }
-  std::string yaml() const;                                        // as YAML text
-  std::string json() const;                                        // as one line of JSON
-  friend bool operator==(const ConfigNode&, const ConfigNode&);    // content only
+  std::string yaml() const;                                      // as YAML text
+  std::string json() const;                                      // as one line of JSON
+  friend bool operator==(const ConfigNode&, const ConfigNode&);  // content only
 
  private:
   explicit ConfigNode(Kind kind) : kind_(kind) {}
@@ -81,7 +81,10 @@ struct OneOf {
   explicit OneOf(std::vector<std::string> c) : choices(std::move(c)) {}
 };
 
-template <class C, class V> concept HasFields = requires(V& v, C& c) { visit_fields(v, c); };
+template <class C, class V>
+concept HasFields = requires(V& v, C& c) {
+  visit_fields(v, c);
+};
 
 namespace detail {
 // Scalars: bool, i64, int, double, std::string. Each throws ConfigError with the node's place.
@@ -96,17 +99,40 @@ std::string write_scalar(i64);
 std::string write_scalar(int);
 std::string write_scalar(double);
 ConfigNode write_node(const std::string&);
-template <class T> std::string type_name();
-template <> inline std::string type_name<bool>() { return "true or false"; }
-template <> inline std::string type_name<i64>() { return "an integer"; }
-template <> inline std::string type_name<int>() { return "an integer"; }
-template <> inline std::string type_name<double>() { return "a number"; }
-template <> inline std::string type_name<std::string>() { return "text"; }
-template <> inline std::string type_name<ConfigNode>() { return "a section"; }
-template <class T> struct IsVector : std::false_type {};
-template <class T> struct IsVector<std::vector<T>> : std::true_type {};
-template <class T> struct IsOptional : std::false_type {};
-template <class T> struct IsOptional<std::optional<T>> : std::true_type {};
+template <class T>
+std::string type_name();
+template <>
+inline std::string type_name<bool>() {
+  return "true or false";
+}
+template <>
+inline std::string type_name<i64>() {
+  return "an integer";
+}
+template <>
+inline std::string type_name<int>() {
+  return "an integer";
+}
+template <>
+inline std::string type_name<double>() {
+  return "a number";
+}
+template <>
+inline std::string type_name<std::string>() {
+  return "text";
+}
+template <>
+inline std::string type_name<ConfigNode>() {
+  return "a section";
+}
+template <class T>
+struct IsVector : std::false_type {};
+template <class T>
+struct IsVector<std::vector<T>> : std::true_type {};
+template <class T>
+struct IsOptional : std::false_type {};
+template <class T>
+struct IsOptional<std::optional<T>> : std::true_type {};
 void check(const ConfigNode&, double value, const Range&);
 void check(const ConfigNode&, const std::string& value, const OneOf&);
 [[noreturn]] void fail(const ConfigNode&, const std::string& got, const std::string& expected);
@@ -116,16 +142,22 @@ void check(const ConfigNode&, const std::string& value, const OneOf&);
 class FieldReader {
  public:
   explicit FieldReader(const ConfigNode& node) : node_(node) {}
-  template <class T> void operator()(const char* key, T& value, const char* help) { read(key, value, static_cast<const void*>(nullptr)); }
-  template <class T, class Check> void operator()(const char* key, T& value, const Check& check, const char* help) {
+  template <class T>
+  void operator()(const char* key, T& value, const char* help) {
+    read(key, value, static_cast<const void*>(nullptr));
+  }
+  template <class T, class Check>
+  void operator()(const char* key, T& value, const Check& check, const char* help) {
     read(key, value, &check);
   }
-  void allow(const char* key) { known_.push_back(key); }   // read elsewhere (for example "type")
-  void finish();                                           // unknown keys; throws ConfigError with every message
+  void allow(const char* key) { known_.push_back(key); }  // read elsewhere (for example "type")
+  void finish();                                          // unknown keys; throws ConfigError with every message
 
  private:
-  template <class T, class Check> static void value(const ConfigNode& n, T& out, const Check* check);
-  template <class T, class Check> void read(const char* key, T& out, const Check* check) {
+  template <class T, class Check>
+  static void value(const ConfigNode& n, T& out, const Check* check);
+  template <class T, class Check>
+  void read(const char* key, T& out, const Check* check) {
     known_.push_back(key);
     const ConfigNode& n = node_[key];
     if (!n) return;
@@ -142,11 +174,18 @@ class FieldReader {
 // Writes a struct's current values as a map.
 class FieldWriter {
  public:
-  template <class T> void operator()(const char* key, T& value, const char*) { node_.set(key, write(value)); }
-  template <class T, class Check> void operator()(const char* key, T& value, const Check&, const char*) { node_.set(key, write(value)); }
+  template <class T>
+  void operator()(const char* key, T& value, const char*) {
+    node_.set(key, write(value));
+  }
+  template <class T, class Check>
+  void operator()(const char* key, T& value, const Check&, const char*) {
+    node_.set(key, write(value));
+  }
   void allow(const char*) {}
   ConfigNode result() { return std::move(node_); }
-  template <class T> static ConfigNode write(T& value);
+  template <class T>
+  static ConfigNode write(T& value);
 
  private:
   ConfigNode node_ = ConfigNode::map();
@@ -159,21 +198,30 @@ struct FieldHelp {
 class FieldExplainer {
  public:
   explicit FieldExplainer(std::string prefix = "") : prefix_(std::move(prefix)) {}
-  template <class T> void operator()(const char* key, T& value, const char* help) { add(key, value, "", help); }
-  template <class T> void operator()(const char* key, T& value, const Range& r, const char* help) { add(key, value, r.str(), help); }
-  template <class T> void operator()(const char* key, T& value, const OneOf& o, const char* help) {
+  template <class T>
+  void operator()(const char* key, T& value, const char* help) {
+    add(key, value, "", help);
+  }
+  template <class T>
+  void operator()(const char* key, T& value, const Range& r, const char* help) {
+    add(key, value, r.str(), help);
+  }
+  template <class T>
+  void operator()(const char* key, T& value, const OneOf& o, const char* help) {
     add(key, value, "one of: " + join(o.choices), help);
   }
   void allow(const char*) {}
   std::vector<FieldHelp> result() { return std::move(lines_); }
 
  private:
-  template <class T> void add(const char* key, T& value, const std::string& limits, const char* help);
+  template <class T>
+  void add(const char* key, T& value, const std::string& limits, const char* help);
   std::string prefix_;
   std::vector<FieldHelp> lines_;
 };
 
-template <class C> C read_config(const ConfigNode& node, C c = {}, std::initializer_list<const char*> other_keys = {}) {
+template <class C>
+C read_config(const ConfigNode& node, C c = {}, std::initializer_list<const char*> other_keys = {}) {
   if (node && !node.is_map() && !node.is_null()) detail::fail(node, "'" + node.text() + "'", "a section with keys");
   FieldReader reader(node);
   for (const char* key : other_keys) reader.allow(key);
@@ -181,19 +229,22 @@ template <class C> C read_config(const ConfigNode& node, C c = {}, std::initiali
   reader.finish();
   return c;
 }
-template <class C> ConfigNode write_config(const C& c) {
+template <class C>
+ConfigNode write_config(const C& c) {
   FieldWriter writer;
   visit_fields(writer, const_cast<C&>(c));
   return writer.result();
 }
-template <class C> std::vector<FieldHelp> explain_config(const std::string& prefix = "", C c = {}) {
+template <class C>
+std::vector<FieldHelp> explain_config(const std::string& prefix = "", C c = {}) {
   FieldExplainer explainer(prefix);
   visit_fields(explainer, c);
   return explainer.result();
 }
-std::string format_help(const std::vector<FieldHelp>&);    // aligned text
+std::string format_help(const std::vector<FieldHelp>&);  // aligned text
 
-template <class T, class Check> void FieldReader::value(const ConfigNode& n, T& out, const Check* check) {
+template <class T, class Check>
+void FieldReader::value(const ConfigNode& n, T& out, const Check* check) {
   if constexpr (detail::IsOptional<T>::value) {
     if (n.is_null()) {
       out.reset();
@@ -222,7 +273,8 @@ template <class T, class Check> void FieldReader::value(const ConfigNode& n, T& 
   }
 }
 
-template <class T> ConfigNode FieldWriter::write(T& value) {
+template <class T>
+ConfigNode FieldWriter::write(T& value) {
   if constexpr (detail::IsOptional<T>::value) {
     return value ? write(*value) : ConfigNode::null();
   } else if constexpr (detail::IsVector<T>::value) {
@@ -240,17 +292,22 @@ template <class T> ConfigNode FieldWriter::write(T& value) {
   }
 }
 
-template <class T> void FieldExplainer::add(const char* key, T& value, const std::string& limits, const char* help) {
+template <class T>
+void FieldExplainer::add(const char* key, T& value, const std::string& limits, const char* help) {
   if constexpr (HasFields<T, FieldExplainer>) {
     lines_.push_back({prefix_ + key, "section", "", help});
     for (FieldHelp& line : explain_config<T>(prefix_ + key + ".", value)) lines_.push_back(std::move(line));
   } else {
     std::string type;
-    if constexpr (detail::IsOptional<T>::value) type = "null or " + detail::type_name<typename T::value_type>();
+    if constexpr (detail::IsOptional<T>::value)
+      type = "null or " + detail::type_name<typename T::value_type>();
     else if constexpr (detail::IsVector<T>::value) {
-      if constexpr (HasFields<typename T::value_type, FieldExplainer>) type = "list of sections";
-      else type = "list, each " + detail::type_name<typename T::value_type>();
-    } else type = detail::type_name<T>();
+      if constexpr (HasFields<typename T::value_type, FieldExplainer>)
+        type = "list of sections";
+      else
+        type = "list, each " + detail::type_name<typename T::value_type>();
+    } else
+      type = detail::type_name<T>();
     if (!limits.empty()) type = limits.rfind("one of", 0) == 0 ? limits : type + ", " + limits;
     lines_.push_back({prefix_ + key, type, FieldWriter::write(value).json(), help});
   }

@@ -5,10 +5,10 @@
 namespace tapeformer::counters {
 
 struct Counts {
-  std::int64_t matmul_flops = 0;      // 2 m n k of every matrix product outside the tile engine
-  std::int64_t attention_flops = 0;   // products inside the attention tile engine, forward and backward
-  std::int64_t attention_pairs = 0;   // (query, key) pairs the tile engine computed in forward
-  double matmul_seconds = 0;          // wall time inside both, as seen by the calling thread; 0 unless timing is on
+  std::int64_t matmul_flops = 0;     // 2 m n k of every matrix product outside the tile engine
+  std::int64_t attention_flops = 0;  // products inside the attention tile engine, forward and backward
+  std::int64_t attention_pairs = 0;  // (query, key) pairs the tile engine computed in forward
+  double matmul_seconds = 0;         // wall time inside both, as seen by the calling thread; 0 unless timing is on
 };
 Counts now();
 void add_matmul(std::int64_t flops);

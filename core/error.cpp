@@ -38,9 +38,7 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
   return best;
 }
 
-std::string join(std::span<const std::string> words, std::string_view separator) {
-  return fmt::format("{}", fmt::join(words, separator));
-}
+std::string join(std::span<const std::string> words, std::string_view separator) { return fmt::format("{}", fmt::join(words, separator)); }
 
 std::string did_you_mean(std::string_view word, std::span<const std::string> candidates) {
   const std::string best = nearest(word, candidates);

@@ -41,11 +41,17 @@ void quiet() {
 
 hid_t native(DType t) {
   switch (t) {
-    case DType::F32: case DType::BF16: return H5T_NATIVE_FLOAT;
-    case DType::F64: return H5T_NATIVE_DOUBLE;
-    case DType::I64: return H5T_NATIVE_INT64;
-    case DType::I32: return H5T_NATIVE_INT32;
-    case DType::U8: break;
+    case DType::F32:
+    case DType::BF16:
+      return H5T_NATIVE_FLOAT;
+    case DType::F64:
+      return H5T_NATIVE_DOUBLE;
+    case DType::I64:
+      return H5T_NATIVE_INT64;
+    case DType::I32:
+      return H5T_NATIVE_INT32;
+    case DType::U8:
+      break;
   }
   return H5T_NATIVE_UINT8;
 }
@@ -95,7 +101,8 @@ void Hdf5File::write(const std::string& path, const Tensor& tensor) {
   t = t.to_contiguous().detach();
   if (t.storage()->bytes() != t.bytes()) t = t.clone();  // a slice: copy, so that its data starts the storage
   std::vector<hsize_t> dims(t.shape().begin(), t.shape().end());
-  const Handle space(dims.empty() ? H5Screate(H5S_SCALAR) : H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), H5Sclose);
+  const Handle space(dims.empty() ? H5Screate(H5S_SCALAR) : H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr),
+                     H5Sclose);
   const Handle links(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
   H5Pset_create_intermediate_group(links, 1);
   const Handle set(H5Dcreate2(id_, path.c_str(), native(t.dtype()), space, links, H5P_DEFAULT, H5P_DEFAULT), H5Dclose);
@@ -108,11 +115,12 @@ Tensor Hdf5File::read(const std::string& path) const {
   if (!set.valid()) fail(path_, fmt::format("has no dataset '{}'", path));
   const Handle type(H5Dget_type(set), H5Tclose), space(H5Dget_space(set), H5Sclose);
   const int rank = H5Sget_simple_extent_ndims(space);
-  if (rank < 0 || rank > Shape::kMaxRank) fail(path_, fmt::format("{}: has {} dimensions, expected at most {}", path, rank, Shape::kMaxRank));
+  if (rank < 0 || rank > Shape::kMaxRank)
+    fail(path_, fmt::format("{}: has {} dimensions, expected at most {}", path, rank, Shape::kMaxRank));
   std::vector<hsize_t> dims(static_cast<std::size_t>(rank));
   H5Sget_simple_extent_dims(space, dims.data(), nullptr);
   Shape shape;
-  double elements = 1;   // more than any compression packs into the file: a damaged header
+  double elements = 1;  // more than any compression packs into the file: a damaged header
   for (hsize_t d : dims) elements *= static_cast<double>(d);
   hsize_t file_size = 0;
   H5Fget_filesize(id_, &file_size);
@@ -165,7 +173,8 @@ std::vector<std::string> Hdf5File::datasets() const {
 
 namespace {
 
-void write_scalar_attribute(hid_t file, const std::string& path, const std::string& name, hid_t type, const void* value, const std::string& file_name) {
+void write_scalar_attribute(hid_t file, const std::string& path, const std::string& name, hid_t type, const void* value,
+                            const std::string& file_name) {
   const Handle object(H5Oopen(file, path.c_str(), H5P_DEFAULT), H5Oclose);
   const Handle space(H5Screate(H5S_SCALAR), H5Sclose);
   const Handle attribute(H5Acreate2(object, name.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
@@ -182,8 +191,8 @@ std::string text_path(const std::string& path, const std::string& name) { return
 
 void Hdf5File::write_attribute(const std::string& path, const std::string& name, const std::string& value) {
   if (value.size() > 32000) {  // attributes are limited to 64 KiB: long text becomes a dataset of bytes
-    write(text_path(path, name), Tensor::from<std::uint8_t>(
-                               std::span(reinterpret_cast<const std::uint8_t*>(value.data()), value.size()), {static_cast<i64>(value.size())}));
+    write(text_path(path, name), Tensor::from<std::uint8_t>(std::span(reinterpret_cast<const std::uint8_t*>(value.data()), value.size()),
+                                                            {static_cast<i64>(value.size())}));
     return;
   }
   const Handle type(H5Tcopy(H5T_C_S1), H5Tclose);

@@ -10,16 +10,16 @@ namespace tapeformer {
 
 class Hdf5File {  // closes itself; not copyable
  public:
-  static Hdf5File open(const std::string& path);           // read only; IoError when missing or no HDF5 file
-  static Hdf5File create(const std::string& path, std::size_t user_block = 0);   // overwrites
+  static Hdf5File open(const std::string& path);                                // read only; IoError when missing or no HDF5 file
+  static Hdf5File create(const std::string& path, std::size_t user_block = 0);  // overwrites
   Hdf5File(Hdf5File&&) noexcept;
   ~Hdf5File();
 
-  void write(const std::string& path, const Tensor&);      // groups on the way are made; bf16 is stored as f32
-  Tensor read(const std::string& path) const;              // f32, f64, i64, i32, u8 keep their type; other integers become i64
+  void write(const std::string& path, const Tensor&);  // groups on the way are made; bf16 is stored as f32
+  Tensor read(const std::string& path) const;          // f32, f64, i64, i32, u8 keep their type; other integers become i64
   bool exists(const std::string& path) const;
-  std::vector<std::string> list(const std::string& group) const;   // names in a group, sorted; empty when absent
-  std::vector<std::string> datasets() const;               // every dataset's path, sorted: "/model/embed/table"
+  std::vector<std::string> list(const std::string& group) const;  // names in a group, sorted; empty when absent
+  std::vector<std::string> datasets() const;                      // every dataset's path, sorted: "/model/embed/table"
 
   // Attributes of the object at `path` ("/" = the file).
   void write_attribute(const std::string& path, const std::string& name, const std::string& value);
@@ -28,7 +28,7 @@ class Hdf5File {  // closes itself; not copyable
   bool has_attribute(const std::string& path, const std::string& name) const;
   std::string read_text(const std::string& path, const std::string& name) const;
   double read_number(const std::string& path, const std::string& name) const;
-  void close();                                            // IoError when the last bytes cannot be written
+  void close();  // IoError when the last bytes cannot be written
 
  private:
   Hdf5File(std::string path, i64 id) : path_(std::move(path)), id_(id) {}

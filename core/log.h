@@ -7,7 +7,7 @@ namespace tapeformer::log {
 void info(const std::string&);
 void warn(const std::string&);
 void error(const std::string&);
-void to_file(const std::string& path);   // also append to a file from now on; "" stops that
-void set_quiet(bool);                    // warnings and errors only on the terminal
+void to_file(const std::string& path);  // also append to a file from now on; "" stops that
+void set_quiet(bool);                   // warnings and errors only on the terminal
 
 }  // namespace tapeformer::log

@@ -40,7 +40,8 @@ void relax() {
 
 // Waits until value != old: a short spin, since the next loop of a step usually follows at once, then sleep. Spinning longer would take
 // the core from whoever shares it.
-template <class T> void wait_while(const std::atomic<T>& value, T old) {
+template <class T>
+void wait_while(const std::atomic<T>& value, T old) {
   for (int i = 0; i < 400; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     relax();
@@ -112,8 +113,8 @@ class Team {
 };
 
 std::atomic<Team*>& team() {
-  static std::atomic<Team*> t = [] {   // never destroyed: sleeping workers outlive main
-    pthread_atfork(nullptr, nullptr, [] { team() = new Team; });   // threads do not survive a fork
+  static std::atomic<Team*> t = [] {                              // never destroyed: sleeping workers outlive main
+    pthread_atfork(nullptr, nullptr, [] { team() = new Team; });  // threads do not survive a fork
     return new Team;
   }();
   return t;

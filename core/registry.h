@@ -10,7 +10,8 @@
 
 namespace tapeformer {
 
-template <class Entry> class Registry {
+template <class Entry>
+class Registry {
  public:
   explicit Registry(std::string what) : what_(std::move(what)) {}
 
@@ -21,14 +22,14 @@ template <class Entry> class Registry {
     return true;
   }
   bool contains(const std::string& name) const { return entries_.count(name) > 0; }
-  const Entry& get(const std::string& name) const {   // ConfigError lists the known names
+  const Entry& get(const std::string& name) const {  // ConfigError lists the known names
     const auto it = entries_.find(name);
     if (it == entries_.end())
-      throw ConfigError(fmt::format("unknown {}: got '{}', expected one of: {}{}", what_, name, join(names()),
-                                    did_you_mean(name, names())));
+      throw ConfigError(
+          fmt::format("unknown {}: got '{}', expected one of: {}{}", what_, name, join(names()), did_you_mean(name, names())));
     return it->second.entry;
   }
-  std::vector<std::string> names() const {            // sorted
+  std::vector<std::string> names() const {  // sorted
     std::vector<std::string> out;
     for (const auto& [name, item] : entries_) out.push_back(name);
     return out;

@@ -64,15 +64,18 @@ std::uint64_t RngKey::below(std::uint64_t i, std::uint64_t n) const {
 
 namespace {
 
-template <class F> void fill(Tensor& t, F&& value) {
+template <class F>
+void fill(Tensor& t, F&& value) {
   TAPEFORMER_ASSERT(t.contiguous(), "random fill of a strided view");
   const auto run = [&](auto* p) {
     parallel_for(t.numel(), 4096, [&](i64 begin, i64 end) {
       for (i64 i = begin; i < end; ++i) p[i] = static_cast<std::remove_reference_t<decltype(*p)>>(value(i));
     });
   };
-  if (t.dtype() == DType::F64) run(t.mut_ptr<double>());
-  else run(t.mut_ptr<float>());
+  if (t.dtype() == DType::F64)
+    run(t.mut_ptr<double>());
+  else
+    run(t.mut_ptr<float>());
 }
 
 }  // namespace

@@ -11,10 +11,16 @@ namespace tapeformer {
 
 std::size_t size_of(DType t) {
   switch (t) {
-    case DType::F64: case DType::I64: return 8;
-    case DType::F32: case DType::I32: return 4;
-    case DType::BF16: return 2;
-    case DType::U8: return 1;
+    case DType::F64:
+    case DType::I64:
+      return 8;
+    case DType::F32:
+    case DType::I32:
+      return 4;
+    case DType::BF16:
+      return 2;
+    case DType::U8:
+      return 1;
   }
   return 0;
 }
@@ -81,8 +87,8 @@ Shape broadcast(const Shape& a, const Shape& b, std::string_view op) {
     const int ia = i - (rank - a.rank()), ib = i - (rank - b.rank());
     const i64 x = ia < 0 ? 1 : a[ia], y = ib < 0 ? 1 : b[ib];
     if (x != y && x != 1 && y != 1)
-      throw ShapeError(fmt::format("[{}] shapes do not broadcast: got {} and {}, expected equal sizes or 1 on each axis", op,
-                                   a.str(), b.str()));
+      throw ShapeError(
+          fmt::format("[{}] shapes do not broadcast: got {} and {}, expected equal sizes or 1 on each axis", op, a.str(), b.str()));
     out.push_back(x == 1 ? y : x);
   }
   return out;

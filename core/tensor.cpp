@@ -9,27 +9,40 @@
 namespace tapeformer {
 namespace {
 
-template <class F> decltype(auto) dispatch(DType t, F&& f) {
+template <class F>
+decltype(auto) dispatch(DType t, F&& f) {
   switch (t) {
-    case DType::F32: return f(float{});
-    case DType::F64: return f(double{});
-    case DType::BF16: return f(BF16{});
-    case DType::I64: return f(i64{});
-    case DType::I32: return f(std::int32_t{});
-    case DType::U8: break;
+    case DType::F32:
+      return f(float{});
+    case DType::F64:
+      return f(double{});
+    case DType::BF16:
+      return f(BF16{});
+    case DType::I64:
+      return f(i64{});
+    case DType::I32:
+      return f(std::int32_t{});
+    case DType::U8:
+      break;
   }
   return f(std::uint8_t{});
 }
 
-template <class To, class From> To convert(From x) {
-  if constexpr (std::is_same_v<To, From>) return x;
-  else if constexpr (std::is_same_v<From, BF16>) return static_cast<To>(to_float(x));
-  else if constexpr (std::is_same_v<To, BF16>) return to_bf16(static_cast<float>(x));
-  else return static_cast<To>(x);
+template <class To, class From>
+To convert(From x) {
+  if constexpr (std::is_same_v<To, From>)
+    return x;
+  else if constexpr (std::is_same_v<From, BF16>)
+    return static_cast<To>(to_float(x));
+  else if constexpr (std::is_same_v<To, BF16>)
+    return to_bf16(static_cast<float>(x));
+  else
+    return static_cast<To>(x);
 }
 
 // Visits rows of the last axis: f(element offset of the row in a, in b, length).
-template <class F> void for_each_row(const Shape& shape, const Shape& sa, const Shape& sb, F&& f) {
+template <class F>
+void for_each_row(const Shape& shape, const Shape& sa, const Shape& sb, F&& f) {
   if (shape.numel() == 0) return;
   const int outer = std::max(shape.rank() - 1, 0);
   const i64 length = shape.rank() == 0 ? 1 : shape[outer];
@@ -148,7 +161,7 @@ Tensor Tensor::view(Shape shape) const {
   Shape strides = contiguous_strides(shape);
   if (!contiguous() && !strides_for_view(shape_, strides_, shape, strides)) {
     t = clone();
-    strides = contiguous_strides(shape);   // what the failed attempt left is no use
+    strides = contiguous_strides(shape);  // what the failed attempt left is no use
   }
   t.grad_ = grad_;
   t.shape_ = shape;
@@ -196,8 +209,7 @@ Tensor Tensor::expand(Shape shape) const {
   t.shape_ = shape;
   t.strides_ = shape;
   const int lead = shape.rank() - rank();
-  for (int i = 0; i < shape.rank(); ++i)
-    t.strides_[i] = i < lead || (shape_[i - lead] == 1 && shape[i] != 1) ? 0 : strides_[i - lead];
+  for (int i = 0; i < shape.rank(); ++i) t.strides_[i] = i < lead || (shape_[i - lead] == 1 && shape[i] != 1) ? 0 : strides_[i - lead];
   return t;
 }
 
@@ -235,8 +247,7 @@ void Tensor::fill(double value) {
 }
 
 void Tensor::copy_from(const Tensor& source) {
-  if (source.shape() != shape_)
-    throw ShapeError(fmt::format("[copy] got {}, expected {}", source.shape().str(), shape_.str()));
+  if (source.shape() != shape_) throw ShapeError(fmt::format("[copy] got {}, expected {}", source.shape().str(), shape_.str()));
   const i64 to_step = rank() == 0 ? 1 : strides_[rank() - 1], from_step = rank() == 0 ? 1 : source.strides_[rank() - 1];
   dispatch(dtype_, [&](auto to_zero) {
     dispatch(source.dtype_, [&](auto from_zero) {

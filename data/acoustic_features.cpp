@@ -63,24 +63,20 @@ FeatureExtractor::FeatureExtractor(const FeatureSettings& s, i64 rate)
       fft_size_(power_of_two(window_)) {
   const double nyquist = static_cast<double>(rate) / 2, fmax = s.fmax.value_or(nyquist);
   if (window_ < 2 || hop_ < 1)
-    throw ConfigError(fmt::format("data.features: a window of {} and a hop of {} samples at {} Hz are too short",
-                                  window_, hop_, rate));
+    throw ConfigError(fmt::format("data.features: a window of {} and a hop of {} samples at {} Hz are too short", window_, hop_, rate));
   if (fmax > nyquist)
-    throw ConfigError(
-        fmt::format("data.features.fmax: got {}, expected at most half of data.sample_rate, {}", fmax, nyquist));
-  if (s.fmin >= fmax)
-    throw ConfigError(fmt::format("data.features.fmin: got {}, expected less than fmax, {}", s.fmin, fmax));
+    throw ConfigError(fmt::format("data.features.fmax: got {}, expected at most half of data.sample_rate, {}", fmax, nyquist));
+  if (s.fmin >= fmax) throw ConfigError(fmt::format("data.features.fmin: got {}, expected less than fmax, {}", s.fmin, fmax));
   if (s.type == "mfcc" && s.n_mfcc > s.n_mels)
     throw ConfigError(fmt::format("data.features.n_mfcc: got {}, expected at most n_mels, {}", s.n_mfcc, s.n_mels));
   for (i64 i = 0; i < window_; ++i)
-    hann_.push_back(static_cast<float>(
-        0.5 - 0.5 * std::cos(2 * std::numbers::pi * static_cast<double>(i) / static_cast<double>(window_))));
+    hann_.push_back(static_cast<float>(0.5 - 0.5 * std::cos(2 * std::numbers::pi * static_cast<double>(i) / static_cast<double>(window_))));
   make_filters(s.fmin, fmax);
   for (i64 k = 0; s.type == "mfcc" && k < s.n_mfcc; ++k)  // orthonormal DCT-II
     for (i64 m = 0; m < s.n_mels; ++m)
-      cosines_.push_back(std::sqrt((k == 0 ? 1.0 : 2.0) / static_cast<double>(s.n_mels)) *
-                         std::cos(std::numbers::pi * static_cast<double>(k) * (static_cast<double>(m) + 0.5) /
-                                  static_cast<double>(s.n_mels)));
+      cosines_.push_back(
+          std::sqrt((k == 0 ? 1.0 : 2.0) / static_cast<double>(s.n_mels)) *
+          std::cos(std::numbers::pi * static_cast<double>(k) * (static_cast<double>(m) + 0.5) / static_cast<double>(s.n_mels)));
 }
 
 void FeatureExtractor::make_filters(double fmin, double fmax) {
@@ -99,8 +95,7 @@ void FeatureExtractor::make_filters(double fmin, double fmax) {
       throw ConfigError(fmt::format(
           "data.features.n_mels: got {}, but band {} (near {:.0f} Hz) is narrower than the {:.1f} Hz between the "
           "frequencies of a {} sample window; expected fewer bands or a longer window",
-          settings_.n_mels, m, mel_to_hertz(left + step), static_cast<double>(rate_) / static_cast<double>(fft_size_),
-          fft_size_));
+          settings_.n_mels, m, mel_to_hertz(left + step), static_cast<double>(rate_) / static_cast<double>(fft_size_), fft_size_));
     filters_.push_back(std::move(weights));
   }
 }
@@ -127,8 +122,7 @@ void FeatureExtractor::base_features(std::span<const float> signal, float* out, 
       windowed[static_cast<std::size_t>(i)] = hann_[static_cast<std::size_t>(i)] * mirrored(signal, start + i);
     kiss_fftr(fft.get(), windowed.data(), spectrum.data());
     for (std::size_t b = 0; b < power.size(); ++b)
-      power[b] =
-          static_cast<double>(spectrum[b].r) * spectrum[b].r + static_cast<double>(spectrum[b].i) * spectrum[b].i;
+      power[b] = static_cast<double>(spectrum[b].r) * spectrum[b].r + static_cast<double>(spectrum[b].i) * spectrum[b].i;
     for (std::size_t m = 0; m < mels.size(); ++m) {
       double energy = 0;
       for (std::size_t b = 0; b < power.size(); ++b) energy += filters_[m][b] * power[b];

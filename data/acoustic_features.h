@@ -29,22 +29,19 @@ void visit_fields(V& v, FeatureSettings& s) {
   v("fmax", s.fmax, Range{1, 1e6}, "upper edge of the highest band in Hz; null = half the sample rate");
   v("preemphasis", s.preemphasis, Range{0, 1}, "subtract this share of the sample before (0.97 is usual, 0 = off)");
   v("floor", s.floor, Range{1e-30, 1}, "added to band energies before the logarithm");
-  v("centre", s.centre,
-    "true: frame i is centred on sample i * hop, the ends are mirrored; false: it starts there, whole windows only");
+  v("centre", s.centre, "true: frame i is centred on sample i * hop, the ends are mirrored; false: it starts there, whole windows only");
 }
 
 // Thread-safe: one extractor serves all threads.
 class FeatureExtractor {
  public:
-  FeatureExtractor(const FeatureSettings&, i64 sample_rate);  // ConfigError when the settings do not fit the rate
-  i64 dim() const;                                            // F, with deltas
-  i64 base_dim() const;                                       // F without deltas
-  i64 frames(i64 samples) const;                              // N; 0 when shorter than one window
-  i64 centre_of(i64 frame) const;                             // sample on which a frame is centred
+  FeatureExtractor(const FeatureSettings&, i64 sample_rate);            // ConfigError when the settings do not fit the rate
+  i64 dim() const;                                                      // F, with deltas
+  i64 base_dim() const;                                                 // F without deltas
+  i64 frames(i64 samples) const;                                        // N; 0 when shorter than one window
+  i64 centre_of(i64 frame) const;                                       // sample on which a frame is centred
   std::vector<float> operator()(std::span<const float> samples) const;  // [N, F], row-major
-  const std::vector<double>& filter(i64 band) const {
-    return filters_.at(static_cast<std::size_t>(band));
-  }  // weight of each FFT bin
+  const std::vector<double>& filter(i64 band) const { return filters_.at(static_cast<std::size_t>(band)); }  // weight of each FFT bin
   i64 fft_size() const { return fft_size_; }
 
  private:

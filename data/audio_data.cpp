@@ -23,8 +23,7 @@ std::string beside(const std::string& manifest, const std::string& path) {
   return (std::filesystem::path(manifest).parent_path() / path).string();
 }
 
-void add_entry(const Table& table, const TableRow& row, const AudioSettings& s, std::vector<Entry>& entries,
-               Problems& problems) {
+void add_entry(const Table& table, const TableRow& row, const AudioSettings& s, std::vector<Entry>& entries, Problems& problems) {
   Entry e;
   e.place = table.place(row);
   try {
@@ -36,8 +35,7 @@ void add_entry(const Table& table, const TableRow& row, const AudioSettings& s, 
       e.phones = read_phones(beside(table.file, row.fields[table.column(s.columns.frames)]));
     else
       e.label = row.fields[table.column(s.columns.label)];
-    if (!s.labels_frames() && e.label.empty())
-      throw DataError(fmt::format("the label (column '{}') is empty", s.columns.label));
+    if (!s.labels_frames() && e.label.empty()) throw DataError(fmt::format("the label (column '{}') is empty", s.columns.label));
     entries.push_back(std::move(e));
   } catch (const Error& error) {
     problems.add(Fault::Bad, fmt::format("{}: {}", e.place, error.what()));
@@ -45,11 +43,10 @@ void add_entry(const Table& table, const TableRow& row, const AudioSettings& s, 
 }
 
 // The usable rows of a part with their features; the others go to `problems`.
-std::vector<Entry> read_entries(const PartSource& source, const AudioSettings& s, const ClipReader& reader,
-                                Problems& problems, std::size_t& total) {
+std::vector<Entry> read_entries(const PartSource& source, const AudioSettings& s, const ClipReader& reader, Problems& problems,
+                                std::size_t& total) {
   std::vector<Entry> entries;
-  for (const Table& table :
-       read_tables(source, "auto", {s.columns.path, s.labels_frames() ? s.columns.frames : s.columns.label})) {
+  for (const Table& table : read_tables(source, "auto", {s.columns.path, s.labels_frames() ? s.columns.frames : s.columns.label})) {
     total += table.rows.size();
     for (const TableRow& row : table.rows) add_entry(table, row, s, entries, problems);
   }
@@ -58,8 +55,7 @@ std::vector<Entry> read_entries(const PartSource& source, const AudioSettings& s
   std::vector<Clip> clips = reader.read_all(paths, s.cache_dir);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     entries[i].clip = std::move(clips[i]);
-    if (!entries[i].clip.problem.empty())
-      problems.add(entries[i].clip.fault, entries[i].place + ": " + entries[i].clip.problem);
+    if (!entries[i].clip.problem.empty()) problems.add(entries[i].clip.fault, entries[i].place + ": " + entries[i].clip.problem);
   }
   std::erase_if(entries, [](const Entry& e) { return !e.clip.problem.empty(); });
   return entries;
@@ -107,8 +103,8 @@ class AudioDataset final : public Dataset {
 
 class AudioPreprocessor final : public Preprocessor {
  public:
-  AudioPreprocessor(AudioSettings s, std::map<std::string, std::string> folding, std::vector<std::string> labels,
-                    Standardiser global, i64 most_frames)
+  AudioPreprocessor(AudioSettings s, std::map<std::string, std::string> folding, std::vector<std::string> labels, Standardiser global,
+                    i64 most_frames)
       : settings_(std::move(s)),
         folding_(std::move(folding)),
         global_(std::move(global)),
@@ -144,8 +140,7 @@ class AudioPreprocessor final : public Preprocessor {
     return dataset_of(std::move(entries), source.name(), problems, total);
   }
 
-  std::unique_ptr<Dataset> dataset_of(std::vector<Entry> entries, const std::string& name, Problems& problems,
-                                      std::size_t total) const {
+  std::unique_ptr<Dataset> dataset_of(std::vector<Entry> entries, const std::string& name, Problems& problems, std::size_t total) const {
     std::vector<AudioDataset::Row> rows;
     i64 cut = 0;
     for (Entry& e : entries) {
@@ -165,8 +160,7 @@ class AudioPreprocessor final : public Preprocessor {
       log::info(fmt::format("{}: cut {} of {} clips to {} frames ({})", name, cut, rows.size(), most_frames_,
                             settings_.max_seconds > 0 ? "data.max_seconds" : "the longest training clip"));
     const FeatureExtractor& x = reader_.extractor();
-    return std::make_unique<AudioDataset>(std::move(rows), x.base_dim(), x.dim() / x.base_dim(), settings_.stack,
-                                          settings_.augment);
+    return std::make_unique<AudioDataset>(std::move(rows), x.base_dim(), x.dim() / x.base_dim(), settings_.stack, settings_.augment);
   }
 
   Sample sample_of_file(const std::string& path) const override {
@@ -198,9 +192,9 @@ class AudioPreprocessor final : public Preprocessor {
       const std::string& phone = phone_at(e.phones, sample, settings_.silence);
       const i64 index = class_of(phone);
       if (index < 0 && !phone.empty()) {
-        problems.add(Fault::UnknownLabel, fmt::format("{}: phone '{}' {}", e.place, phone,
-                                                      folding_.empty() ? "does not occur in the training part"
-                                                                       : "is not in " + settings_.folding.file));
+        problems.add(Fault::UnknownLabel,
+                     fmt::format("{}: phone '{}' {}", e.place, phone,
+                                 folding_.empty() ? "does not occur in the training part" : "is not in " + settings_.folding.file));
         return false;
       }
       row.frame_labels.push_back(phone.empty() ? kIgnoreLabel : index);
@@ -247,8 +241,7 @@ std::vector<std::string> classes(const std::vector<Entry>& entries, const AudioS
 }
 
 i64 longest(const std::vector<Entry>& entries, const AudioSettings& s, const FeatureExtractor& extractor) {
-  if (s.max_seconds > 0)
-    return std::max<i64>(1, extractor.frames(static_cast<i64>(s.max_seconds * static_cast<double>(s.sample_rate))));
+  if (s.max_seconds > 0) return std::max<i64>(1, extractor.frames(static_cast<i64>(s.max_seconds * static_cast<double>(s.sample_rate))));
   i64 most = 1;
   for (const Entry& e : entries) most = std::max(most, e.clip.frames);
   return most;
@@ -275,8 +268,7 @@ Fitted fit(const ConfigNode& data) {
   if (entries.empty()) problems.report(total);
   std::vector<std::string> labels = classes(entries, s, folding);
   check_class_count(labels, source.name());
-  auto preprocessor = std::make_shared<AudioPreprocessor>(s, folding, std::move(labels),
-                                                          statistics(entries, s, reader.extractor().dim()),
+  auto preprocessor = std::make_shared<AudioPreprocessor>(s, folding, std::move(labels), statistics(entries, s, reader.extractor().dim()),
                                                           longest(entries, s, reader.extractor()));
   auto train = preprocessor->dataset_of(std::move(entries), source.name(), problems, total);
   return {std::move(preprocessor), std::move(train)};
@@ -286,14 +278,14 @@ std::shared_ptr<Preprocessor> load(const ConfigNode& saved, const Hdf5File& file
   std::map<std::string, std::string> folding;
   const std::vector<std::string> pairs = read_texts(file, group + "/folding");
   for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) folding.emplace(pairs[i], pairs[i + 1]);
-  return std::make_shared<AudioPreprocessor>(
-      read_audio_settings(saved), std::move(folding), read_texts(file, group + "/labels"),
-      Standardiser::load(file, group + "/standardise"), static_cast<i64>(file.read(group + "/most_frames").item()));
+  return std::make_shared<AudioPreprocessor>(read_audio_settings(saved), std::move(folding), read_texts(file, group + "/labels"),
+                                             Standardiser::load(file, group + "/standardise"),
+                                             static_cast<i64>(file.read(group + "/most_frames").item()));
 }
 
-const bool kRegistered = data_type_registry().add(
-    "audio", {[](const ConfigNode& data) { return write_audio_settings(read_audio_settings(data)); },
-              [] { return explain_config<AudioSettings>("", AudioSettings()); }, fit, load});
+const bool kRegistered =
+    data_type_registry().add("audio", {[](const ConfigNode& data) { return write_audio_settings(read_audio_settings(data)); },
+                                       [] { return explain_config<AudioSettings>("", AudioSettings()); }, fit, load});
 
 }  // namespace
 }  // namespace tapeformer

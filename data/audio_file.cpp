@@ -30,8 +30,7 @@ std::vector<float> mix(const std::vector<float>& interleaved, int channels) {
   std::vector<float> mono(interleaved.size() / static_cast<std::size_t>(channels));
   for (std::size_t i = 0; i < mono.size(); ++i) {
     float sum = 0;
-    for (int c = 0; c < channels; ++c)
-      sum += interleaved[i * static_cast<std::size_t>(channels) + static_cast<std::size_t>(c)];
+    for (int c = 0; c < channels; ++c) sum += interleaved[i * static_cast<std::size_t>(channels) + static_cast<std::size_t>(c)];
     mono[i] = sum / static_cast<float>(channels);
   }
   return mono;
@@ -42,8 +41,7 @@ std::vector<float> mix(const std::vector<float>& interleaved, int channels) {
 Audio read_audio(const std::string& path) {
   SF_INFO info{};
   const SoundFile file = open(path, info);
-  if (info.frames < 0 || info.frames > kMostSamples / info.channels)
-    throw IoError(fmt::format("{}: claims {} samples", path, info.frames));
+  if (info.frames < 0 || info.frames > kMostSamples / info.channels) throw IoError(fmt::format("{}: claims {} samples", path, info.frames));
   std::vector<float> all(static_cast<std::size_t>(info.frames * info.channels));
   const sf_count_t got = sf_readf_float(file.get(), all.data(), info.frames);
   if (got != info.frames) throw IoError(fmt::format("{}: ends after {} of {} samples", path, got, info.frames));
@@ -66,8 +64,7 @@ Audio resample(Audio audio, i64 rate) {
   job.output_frames = static_cast<long>(out.size());
   job.src_ratio = ratio;
   const int error = src_simple(&job, SRC_SINC_MEDIUM_QUALITY, 1);
-  if (error != 0)
-    throw DataError(fmt::format("cannot be resampled from {} to {} Hz: {}", audio.rate, rate, src_strerror(error)));
+  if (error != 0) throw DataError(fmt::format("cannot be resampled from {} to {} Hz: {}", audio.rate, rate, src_strerror(error)));
   out.resize(static_cast<std::size_t>(job.output_frames_gen));
   return {std::move(out), rate};
 }

@@ -14,8 +14,7 @@ template <class V>
 void visit_fields(V& v, AudioColumns& c) {
   v("path", c.path, "column of the sound file, relative to the manifest's folder");
   v("label", c.label, "column of the clip's label");
-  v("frames", c.frames,
-    "column of a .phn alignment; given: every frame gets a label, and the label column is not read");
+  v("frames", c.frames, "column of a .phn alignment; given: every frame gets a label, and the label column is not read");
 }
 
 struct AudioSettings {
@@ -44,10 +43,8 @@ void visit_fields(V& v, AudioSettings& s) {
   v("normalise", s.normalise, OneOf{"none", "utterance", "global"},
     "mean 0 and deviation 1 of each feature: over the clip, or over the training part");
   v("stack", s.stack, Range{1, 64}, "join so many frames into one, which shortens the clip as much");
-  v("max_seconds", s.max_seconds, Range{0, 36000},
-    "longer clips keep their beginning; 0 = as long as the longest training clip");
-  v("silence", s.silence,
-    "frame labels: the phone outside all segments (TIMIT: h#); empty = such frames have no label");
+  v("max_seconds", s.max_seconds, Range{0, 36000}, "longer clips keep their beginning; 0 = as long as the longest training clip");
+  v("silence", s.silence, "frame labels: the phone outside all segments (TIMIT: h#); empty = such frames have no label");
   v("folding", s.folding, "frame labels: joins phones into classes");
   v("augment", s.augment, "random changes while training");
   v("cache_dir", s.cache_dir, "folder to keep computed features in; empty = none");

@@ -83,8 +83,7 @@ BpeMerge parse_merge(const std::string& line, std::size_t symbols) {
   const auto first = std::from_chars(line.data(), end, m.first);
   if (first.ptr != end) std::from_chars(first.ptr + 1, end, m.second);
   const auto known = [&](std::int32_t s) { return s >= 0 && static_cast<std::size_t>(s) < symbols; };
-  if (!known(m.first) || !known(m.second))
-    throw IoError(fmt::format("the saved tokenizer holds the merge '{}', which is damaged", line));
+  if (!known(m.first) || !known(m.second)) throw IoError(fmt::format("the saved tokenizer holds the merge '{}', which is damaged", line));
   return m;
 }
 

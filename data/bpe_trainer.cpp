@@ -36,12 +36,8 @@ std::size_t run_end(std::string_view text, std::size_t at, PieceKind kind) {
   return at;
 }
 
-std::uint64_t key_of(BpeMerge p) {
-  return (static_cast<std::uint64_t>(p.first) << 32) | static_cast<std::uint32_t>(p.second);
-}
-BpeMerge pair_of(std::uint64_t key) {
-  return {static_cast<std::int32_t>(key >> 32), static_cast<std::int32_t>(key & 0xffffffffu)};
-}
+std::uint64_t key_of(BpeMerge p) { return (static_cast<std::uint64_t>(p.first) << 32) | static_cast<std::uint32_t>(p.second); }
+BpeMerge pair_of(std::uint64_t key) { return {static_cast<std::int32_t>(key >> 32), static_cast<std::int32_t>(key & 0xffffffffu)}; }
 
 struct Piece {
   std::vector<std::int32_t> symbols;
@@ -50,8 +46,7 @@ struct Piece {
 
 class Trainer {
  public:
-  Trainer(std::span<const std::string> texts, i64 min_count)
-      : min_count_(std::max<i64>(min_count, 1)), queue_(Later{this}) {
+  Trainer(std::span<const std::string> texts, i64 min_count) : min_count_(std::max<i64>(min_count, 1)), queue_(Later{this}) {
     for (int b = 0; b < 256; ++b) bytes_.emplace_back(1, static_cast<char>(b));
     collect(texts);
     for (std::size_t w = 0; w < pieces_.size(); ++w) count_pairs(w, +1);

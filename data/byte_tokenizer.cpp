@@ -33,9 +33,8 @@ class ByteTokenizer final : public Tokenizer {
 };
 
 const bool kRegistered = tokenizer_registry().add(
-    "byte",
-    {0, 0, 0, [](const TokenizerConfig& c, std::span<const std::string>) { return std::make_unique<ByteTokenizer>(c); },
-     [](const TokenizerConfig& c, std::vector<std::string>) { return std::make_unique<ByteTokenizer>(c); }});
+    "byte", {0, 0, 0, [](const TokenizerConfig& c, std::span<const std::string>) { return std::make_unique<ByteTokenizer>(c); },
+             [](const TokenizerConfig& c, std::vector<std::string>) { return std::make_unique<ByteTokenizer>(c); }});
 
 }  // namespace
 }  // namespace tapeformer

@@ -55,8 +55,7 @@ std::vector<Clip> load_clips(const std::string& path, std::size_t count, i64 dim
 
 }  // namespace
 
-ClipReader::ClipReader(const FeatureSettings& s, i64 sample_rate)
-    : extractor_(s, sample_rate), sample_rate_(sample_rate) {
+ClipReader::ClipReader(const FeatureSettings& s, i64 sample_rate) : extractor_(s, sample_rate), sample_rate_(sample_rate) {
   settings_ = fmt::format("{} {} {}", kCacheVersion, sample_rate, write_config(s).json());
 }
 

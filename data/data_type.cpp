@@ -34,8 +34,8 @@ std::vector<std::string> ordered_labels(std::vector<std::string> names) {
 
 void check_class_count(const std::vector<std::string>& labels, const std::string& source) {
   if (labels.size() < 2)
-    throw DataError(fmt::format("{}: got {} different label{}, expected two or more to tell apart", source,
-                                labels.size(), labels.size() == 1 ? fmt::format(" ('{}')", labels[0]) : "s"));
+    throw DataError(fmt::format("{}: got {} different label{}, expected two or more to tell apart", source, labels.size(),
+                                labels.size() == 1 ? fmt::format(" ('{}')", labels[0]) : "s"));
 }
 
 i64 label_index(const std::vector<std::string>& labels, const std::string& name) {
@@ -44,11 +44,9 @@ i64 label_index(const std::vector<std::string>& labels, const std::string& name)
 }
 
 std::string unknown_label(const std::vector<std::string>& labels, const std::string& name) {
-  std::vector<std::string> shown(
-      labels.begin(), labels.begin() + std::min<std::ptrdiff_t>(20, static_cast<std::ptrdiff_t>(labels.size())));
+  std::vector<std::string> shown(labels.begin(), labels.begin() + std::min<std::ptrdiff_t>(20, static_cast<std::ptrdiff_t>(labels.size())));
   if (shown.size() < labels.size()) shown.push_back("...");
-  return fmt::format("label '{}' does not occur in the training part, which has: {}{}", name, join(shown),
-                     did_you_mean(name, labels));
+  return fmt::format("label '{}' does not occur in the training part, which has: {}{}", name, join(shown), did_you_mean(name, labels));
 }
 
 }  // namespace tapeformer

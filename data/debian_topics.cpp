@@ -14,8 +14,7 @@ namespace {
 constexpr const char* kHelper = "/usr/lib/apt/apt-helper";
 const std::vector<std::string> kTopics{"admin", "fonts", "games", "graphics", "net", "science", "sound", "text"};
 
-using Stanza =
-    std::map<std::string, std::string>;  // field -> value; the lines of a long value are joined by line breaks
+using Stanza = std::map<std::string, std::string>;  // field -> value; the lines of a long value are joined by line breaks
 
 // Paragraphs of "Field: value" lines, continued by lines that begin with a blank.
 void each_stanza(const std::string& command, const std::function<void(const Stanza&)>& f) {
@@ -61,8 +60,7 @@ std::map<std::string, Package> read_packages() {
   bool any = false;
   each_stanza("LC_ALL=C apt-cache dumpavail", [&](const Stanza& s) {
     any = true;
-    Package p{value(s, "Package"), topic_of(value(s, "Section")), first_line(value(s, "Description")),
-              value(s, "Description-md5"), ""};
+    Package p{value(s, "Package"), topic_of(value(s, "Section")), first_line(value(s, "Description")), value(s, "Description-md5"), ""};
     if (p.synopsis.empty()) p.synopsis = first_line(value(s, "Description-en"));
     if (p.synopsis.empty() || std::find(kTopics.begin(), kTopics.end(), p.topic) == kTopics.end()) return;
     const auto [it, fresh] = out.try_emplace(source_of(s), p);
@@ -77,8 +75,7 @@ std::vector<std::string> translation_lists(const std::string& lists) {
   std::vector<std::string> out;
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(lists, none))
-    if (entry.path().filename().string().find("_i18n_Translation-en") != std::string::npos)
-      out.push_back(entry.path().string());
+    if (entry.path().filename().string().find("_i18n_Translation-en") != std::string::npos) out.push_back(entry.path().string());
   std::sort(out.begin(), out.end());
   return out;
 }
@@ -119,8 +116,7 @@ std::string csv_field(const std::string& text) {
   return out;
 }
 
-TopicCounts write_parts(const std::map<std::string, Package>& packages, const std::filesystem::path& dir,
-                        std::string Package::*text) {
+TopicCounts write_parts(const std::map<std::string, Package>& packages, const std::filesystem::path& dir, std::string Package::*text) {
   std::map<Part, std::string> csv;
   std::map<Part, i64> count;
   for (const auto& [source, p] : packages) {
@@ -142,8 +138,7 @@ DebianTopics debian_topics(const std::string& out_dir, const std::string& lists)
   std::map<std::string, Package> packages = read_packages();
   add_long_texts(packages, lists);
   const std::filesystem::path dir(out_dir);
-  return {write_parts(packages, dir / "short", &Package::synopsis),
-          write_parts(packages, dir / "long", &Package::text)};
+  return {write_parts(packages, dir / "short", &Package::synopsis), write_parts(packages, dir / "long", &Package::text)};
 }
 
 }  // namespace tapeformer

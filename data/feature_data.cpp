@@ -22,8 +22,7 @@ void visit_fields(V& v, FeatureFileSettings& s) {
   v("train", s.train, "training features (HDF5); statistics are fitted on them");
   v("valid", s.valid, "features to choose by while training");
   v("test", s.test, "features to report on");
-  v("target", s.target, OneOf{"auto", "sequence", "frame"},
-    "one label a sequence or one a frame; auto: by the number of labels");
+  v("target", s.target, OneOf{"auto", "sequence", "frame"}, "one label a sequence or one a frame; auto: by the number of labels");
   v("normalise", s.normalise, OneOf{"none", "global"}, "mean 0 and deviation 1 of each feature over the training part");
   v("max_length", s.max_length, at_least(0),
     "most frames of a sequence; longer ones keep their beginning; 0 = as many as the longest training sequence");
@@ -54,8 +53,7 @@ struct FeatureFile {
 std::vector<i64> integers(const Hdf5File& file, const std::string& path, const std::string& name) {
   const Tensor t = file.read(path);
   if (is_float(t.dtype()) || t.rank() != 1)
-    throw DataError(
-        fmt::format("{}: {}: got {} {}, expected whole numbers [n]", name, path, name_of(t.dtype()), t.shape().str()));
+    throw DataError(fmt::format("{}: {}: got {} {}, expected whole numbers [n]", name, path, name_of(t.dtype()), t.shape().str()));
   std::vector<i64> out;
   for (double x : t.to_vector()) out.push_back(static_cast<i64>(x));
   return out;
@@ -76,28 +74,25 @@ std::vector<std::string> label_names(const Hdf5File& file) {
 bool labels_frames(const FeatureFileSettings& s, const std::string& name, i64 labels, i64 sequences, i64 total) {
   const bool frame = s.target == "frame" || (s.target == "auto" && labels == total && labels != sequences);
   if (labels != (frame ? total : sequences))
-    throw DataError(fmt::format("{}: /labels: got {}, expected {} (one a sequence) or {} (one a frame){}", name, labels,
-                                sequences, total, s.target == "auto" ? "" : "; data.target is " + s.target));
+    throw DataError(fmt::format("{}: /labels: got {}, expected {} (one a sequence) or {} (one a frame){}", name, labels, sequences, total,
+                                s.target == "auto" ? "" : "; data.target is " + s.target));
   return frame;
 }
 
 void check_lengths(const std::vector<i64>& lengths, const std::string& name, i64 total) {
   i64 sum = 0;
   for (std::size_t i = 0; i < lengths.size(); ++i) {
-    if (lengths[i] < 1)
-      throw DataError(fmt::format("{}: /lengths: sequence {} has {} frames, expected at least 1", name, i, lengths[i]));
+    if (lengths[i] < 1) throw DataError(fmt::format("{}: /lengths: sequence {} has {} frames, expected at least 1", name, i, lengths[i]));
     sum += lengths[i];
   }
   if (lengths.empty()) throw DataError(name + ": /lengths: holds no sequence");
-  if (sum != total)
-    throw DataError(fmt::format("{}: /lengths: add up to {}, but /features has {} rows", name, sum, total));
+  if (sum != total) throw DataError(fmt::format("{}: /lengths: add up to {}, but /features has {} rows", name, sum, total));
 }
 
 FeatureFile read_feature_file(const std::string& name, const FeatureFileSettings& s) {
   const Hdf5File file = Hdf5File::open(name);
   for (const char* path : {"/features", "/lengths", "/labels"})
-    if (!file.exists(path))
-      throw DataError(fmt::format("{}: no dataset '{}', the file has: {}", name, path, join(file.datasets())));
+    if (!file.exists(path)) throw DataError(fmt::format("{}: no dataset '{}', the file has: {}", name, path, join(file.datasets())));
   const Tensor features = file.read("/features").to(DType::F32).to_contiguous();
   if (features.rank() != 2 || features.dim(1) < 1)
     throw DataError(fmt::format("{}: /features: got {}, expected [total, F]", name, features.shape().str()));
@@ -106,8 +101,7 @@ FeatureFile read_feature_file(const std::string& name, const FeatureFileSettings
   FeatureFile out;
   out.dim = features.dim(1);
   out.names = label_names(file);
-  out.frame =
-      labels_frames(s, name, static_cast<i64>(labels.size()), static_cast<i64>(lengths.size()), features.dim(0));
+  out.frame = labels_frames(s, name, static_cast<i64>(labels.size()), static_cast<i64>(lengths.size()), features.dim(0));
   const float* values = features.ptr<float>();
   i64 at = 0;
   for (std::size_t i = 0; i < lengths.size(); at += lengths[i++]) {
@@ -125,22 +119,19 @@ FeatureFile read_feature_file(const std::string& name, const FeatureFileSettings
   }
   for (i64 label : labels) {
     if (label < 0 && label != kIgnoreLabel)
-      throw DataError(
-          fmt::format("{}: /labels: got {}, expected 0 or more, or {} for none", name, label, kIgnoreLabel));
+      throw DataError(fmt::format("{}: /labels: got {}, expected 0 or more, or {} for none", name, label, kIgnoreLabel));
     out.most_label = std::max(out.most_label, label);
   }
   return out;
 }
 
 FeatureFile read_source_files(const PartSource& source, const FeatureFileSettings& s) {
-  if (!source.filter.empty())
-    throw ConfigError(source.name() + ": `where` and `exclude` need a table, and HDF5 features have no columns");
+  if (!source.filter.empty()) throw ConfigError(source.name() + ": `where` and `exclude` need a table, and HDF5 features have no columns");
   FeatureFile all = read_feature_file(source.files[0], s);
   for (std::size_t i = 1; i < source.files.size(); ++i) {
     FeatureFile next = read_feature_file(source.files[i], s);
     if (next.dim != all.dim || next.frame != all.frame || next.names != all.names)
-      throw DataError(fmt::format("{}: feature size, kind of label or label names differ from {}", source.files[i],
-                                  source.files[0]));
+      throw DataError(fmt::format("{}: feature size, kind of label or label names differ from {}", source.files[i], source.files[0]));
     all.most_label = std::max(all.most_label, next.most_label);
     std::move(next.rows.begin(), next.rows.end(), std::back_inserter(all.rows));
   }
@@ -191,16 +182,13 @@ class FeaturePreprocessor final : public Preprocessor {
 
   std::unique_ptr<Dataset> dataset_of(FeatureFile file, const std::string& name) const {
     if (file.dim != info_.feature_dim)
-      throw DataError(fmt::format("{}: /features: got {} a frame, expected {} as in the training part", name, file.dim,
-                                  info_.feature_dim));
+      throw DataError(fmt::format("{}: /features: got {} a frame, expected {} as in the training part", name, file.dim, info_.feature_dim));
     if (file.frame != (info_.target == DataInfo::Target::Frame))
-      throw DataError(name +
-                      ": /labels: one a frame here and one a sequence there; the training part is the other kind");
-    if (!file.names.empty() && file.names != info_.labels)
-      throw DataError(name + ": label_names differ from the training part's");
+      throw DataError(name + ": /labels: one a frame here and one a sequence there; the training part is the other kind");
+    if (!file.names.empty() && file.names != info_.labels) throw DataError(name + ": label_names differ from the training part's");
     if (file.most_label >= info_.classes())
-      throw DataError(fmt::format("{}: /labels: got {}, expected less than {} as in the training part", name,
-                                  file.most_label, info_.classes()));
+      throw DataError(
+          fmt::format("{}: /labels: got {}, expected less than {} as in the training part", name, file.most_label, info_.classes()));
     i64 cut = 0;
     for (FeatureRow& row : file.rows) {
       if (row.frames > info_.max_length) {
@@ -211,8 +199,7 @@ class FeaturePreprocessor final : public Preprocessor {
       }
       global_.apply(row.values);
     }
-    if (cut > 0)
-      log::info(fmt::format("{}: cut {} of {} sequences to {} frames", name, cut, file.rows.size(), info_.max_length));
+    if (cut > 0) log::info(fmt::format("{}: cut {} of {} sequences to {} frames", name, cut, file.rows.size(), info_.max_length));
     return std::make_unique<FeatureDataset>(std::move(file.rows), file.dim);
   }
 
@@ -272,9 +259,8 @@ std::shared_ptr<Preprocessor> load(const ConfigNode& saved, const Hdf5File& file
 }
 
 const bool kRegistered = data_type_registry().add(
-    "features",
-    {[](const ConfigNode& data) { return write_settings(read_config<FeatureFileSettings>(data, {}, {"type"})); },
-     [] { return explain_config<FeatureFileSettings>(); }, fit, load});
+    "features", {[](const ConfigNode& data) { return write_settings(read_config<FeatureFileSettings>(data, {}, {"type"})); },
+                 [] { return explain_config<FeatureFileSettings>(); }, fit, load});
 
 }  // namespace
 }  // namespace tapeformer

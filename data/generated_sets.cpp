@@ -34,19 +34,15 @@ class Draws {
   std::uint64_t next_ = 0;
 };
 
-Part part_of_sample(i64 i, i64 samples) {
-  return i * 10 < samples * 8 ? Part::Train : i * 10 < samples * 9 ? Part::Valid : Part::Test;
-}
+Part part_of_sample(i64 i, i64 samples) { return i * 10 < samples * 8 ? Part::Train : i * 10 < samples * 9 ? Part::Valid : Part::Test; }
 
 void check_size(i64 samples) {
   if (samples < 10) throw ConfigError(fmt::format("samples: got {}, expected at least 10", samples));
 }
 
-void write_parts(const std::string& dir, const char* ending, const std::string& header,
-                 const std::map<Part, std::string>& rows) {
+void write_parts(const std::string& dir, const char* ending, const std::string& header, const std::map<Part, std::string>& rows) {
   for (const auto& [part, text] : rows)
-    write_file_atomically((std::filesystem::path(dir) / fmt::format("{}.{}", name_of(part), ending)).string(),
-                          header + text);
+    write_file_atomically((std::filesystem::path(dir) / fmt::format("{}.{}", name_of(part), ending)).string(), header + text);
 }
 
 std::string sentence(Draws draw, std::string& label) {
@@ -85,8 +81,7 @@ std::string wave_file(const std::vector<float>& samples) {
   number(16, 2);
   out += "data";
   number(bytes, 4);
-  for (float s : samples)
-    number(static_cast<std::uint16_t>(static_cast<std::int16_t>(std::lround(std::clamp(s, -1.0f, 1.0f) * 32000))), 2);
+  for (float s : samples) number(static_cast<std::uint16_t>(static_cast<std::int16_t>(std::lround(std::clamp(s, -1.0f, 1.0f) * 32000))), 2);
   return out;
 }
 

@@ -25,23 +25,20 @@ bool named(const ConfigNode& data, Part part) {
 }
 
 bool may_differ(const std::string& key) {
-  static const std::vector<std::string> keys{"train",    "valid",    "test", "on_error", "on_unknown_label",
-                                             "on_empty", "cache_dir"};
+  static const std::vector<std::string> keys{"train", "valid", "test", "on_error", "on_unknown_label", "on_empty", "cache_dir"};
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
 // What `given` says otherwise than `fitted`, key by key; keys that it leaves out are as fitted. resolved: `given` as
 // read.
-void compare(const ConfigNode& given, const ConfigNode& resolved, const ConfigNode& fitted,
-             std::vector<std::string>& errors) {
+void compare(const ConfigNode& given, const ConfigNode& resolved, const ConfigNode& fitted, std::vector<std::string>& errors) {
   for (const auto& [key, node] : given.entries()) {
     const ConfigNode &now = resolved[key], &was = fitted[key];
     if (may_differ(key)) continue;
     if (node.is_map() && now.is_map() && was.is_map())
       compare(node, now, was, errors);
     else if (now.json() != was.json())
-      errors.push_back(
-          fmt::format("{}: got {}, but the data was prepared with {}", node.place(), now.json(), was.json()));
+      errors.push_back(fmt::format("{}: got {}, but the data was prepared with {}", node.place(), now.json(), was.json()));
   }
 }
 
@@ -73,16 +70,14 @@ ConfigNode resolve_data_config(const ConfigNode& data) {
 std::string explain_data_config(const std::string& type) {
   std::vector<FieldHelp> lines = data_type_registry().get(type).explain();
   for (FieldHelp& line : lines)
-    if (line.key == "train" || line.key == "valid" || line.key == "test")
-      line.type = "file, list of files, or {files, where, exclude}";
+    if (line.key == "train" || line.key == "valid" || line.key == "test") line.type = "file, list of files, or {files, where, exclude}";
   return format_help(lines);
 }
 
 DataSet load_data(const ConfigNode& data) {
   const std::string type = type_of(data);
   resolve_data_config(data);
-  if (!named(data, Part::Train))
-    throw ConfigError(data.place() + ": no key 'train', which the labels and settings are taken from");
+  if (!named(data, Part::Train)) throw ConfigError(data.place() + ": no key 'train', which the labels and settings are taken from");
   Fitted fitted = data_type_registry().get(type).fit(data);
   DataSet set;
   set.preprocessor = std::move(fitted.preprocessor);

@@ -85,9 +85,7 @@ struct Loader::State {
   std::deque<std::pair<Cursor, std::future<Batch>>> ahead;
   std::unique_ptr<Workers> workers;
 
-  State(const Dataset& d, const DataInfo& i, LoaderConfig c, RngKey k) : dataset(d), info(i), config(c), key(k) {
-    check();
-  }
+  State(const Dataset& d, const DataInfo& i, LoaderConfig c, RngKey k) : dataset(d), info(i), config(c), key(k) { check(); }
 
   void check() const {
     const auto require = [](bool ok, const std::string& what) {
@@ -102,8 +100,8 @@ struct Loader::State {
     if (config.token_budget == 0) return;
     for (i64 s = 0; s < dataset.size(); ++s)
       if (dataset.length(s) > config.token_budget)
-        throw DataError(fmt::format("{}: has {} positions, more than the token budget of {} for a whole batch",
-                                    dataset.describe(s), dataset.length(s), config.token_budget));
+        throw DataError(fmt::format("{}: has {} positions, more than the token budget of {} for a whole batch", dataset.describe(s),
+                                    dataset.length(s), config.token_budget));
   }
 
   std::vector<i64> order(i64 epoch) const {
@@ -118,8 +116,7 @@ struct Loader::State {
   bool buckets() const { return config.bucket > 0 || config.token_budget > 0; }
 
   void sort_windows(std::vector<i64>& samples) const {
-    const auto window =
-        static_cast<std::size_t>((config.bucket > 0 ? config.bucket : kDefaultBucket) * config.batch_size);
+    const auto window = static_cast<std::size_t>((config.bucket > 0 ? config.bucket : kDefaultBucket) * config.batch_size);
     for (std::size_t at = 0; at < samples.size(); at += window) {
       const auto begin = samples.begin() + static_cast<std::ptrdiff_t>(at);
       std::stable_sort(begin, begin + static_cast<std::ptrdiff_t>(std::min(window, samples.size() - at)),
@@ -132,9 +129,8 @@ struct Loader::State {
     i64 longest = 0;
     for (i64 s : samples) {
       const i64 with = std::max(longest, dataset.length(s));
-      const bool full =
-          plan.empty() || static_cast<i64>(plan.back().size()) == config.batch_size ||
-          (config.token_budget > 0 && with * (static_cast<i64>(plan.back().size()) + 1) > config.token_budget);
+      const bool full = plan.empty() || static_cast<i64>(plan.back().size()) == config.batch_size ||
+                        (config.token_budget > 0 && with * (static_cast<i64>(plan.back().size()) + 1) > config.token_budget);
       if (full) plan.emplace_back();
       longest = full ? dataset.length(s) : with;
       plan.back().push_back(s);
@@ -151,8 +147,7 @@ struct Loader::State {
     Plan fresh = cut(samples);
     if (buckets() && config.shuffle) shuffle(fresh, key.fold_in("batches").fold_in(static_cast<std::uint64_t>(epoch)));
     const auto result = slot = std::make_shared<const Plan>(std::move(fresh));
-    while (plans.size() > kKeptPlans)
-      plans.erase(plans.begin()->first == epoch ? std::prev(plans.end()) : plans.begin());
+    while (plans.size() > kKeptPlans) plans.erase(plans.begin()->first == epoch ? std::prev(plans.end()) : plans.begin());
     return result;
   }
 
@@ -161,25 +156,21 @@ struct Loader::State {
   i64 count(const Plan& p) const {
     const auto all = static_cast<i64>(p.size());
     if (!config.shuffle) return std::max<i64>(0, (all - config.rank + config.ranks - 1) / config.ranks);
-    if (all < config.ranks)
-      throw DataError(fmt::format("loader: an epoch has {} batches, fewer than the {} processes", all, config.ranks));
+    if (all < config.ranks) throw DataError(fmt::format("loader: an epoch has {} batches, fewer than the {} processes", all, config.ranks));
     return all / config.ranks;
   }
 
   Cursor settled(Cursor c) {
-    if (c.epoch < 0 || c.batch < 0)
-      throw DataError(fmt::format("loader: there is no batch {} of epoch {}", c.batch, c.epoch));
+    if (c.epoch < 0 || c.batch < 0) throw DataError(fmt::format("loader: there is no batch {} of epoch {}", c.batch, c.epoch));
     if (c.batch < count(*plan(c.epoch))) return c;
     c = {c.epoch + 1, 0};
-    if (count(*plan(c.epoch)) == 0)
-      throw DataError(fmt::format("loader: no batch for process {} of {}", config.rank, config.ranks));
+    if (count(*plan(c.epoch)) == 0) throw DataError(fmt::format("loader: no batch for process {} of {}", config.rank, config.ranks));
     return c;
   }
 
   std::vector<i64> rows(Cursor c) {
     const auto p = plan(c.epoch);
-    if (c.batch < 0 || c.batch >= count(*p))
-      throw DataError(fmt::format("loader: epoch {} has no batch {}", c.epoch, c.batch));
+    if (c.batch < 0 || c.batch >= count(*p)) throw DataError(fmt::format("loader: epoch {} has no batch {}", c.epoch, c.batch));
     return (*p)[static_cast<std::size_t>(c.batch * config.ranks + config.rank)];
   }
 
@@ -187,8 +178,7 @@ struct Loader::State {
     const RngKey epoch_key = key.fold_in("augment").fold_in(static_cast<std::uint64_t>(c.epoch));
     std::vector<Sample> samples;
     for (i64 row : rows) {
-      const auto augment =
-          config.augment ? std::optional(epoch_key.fold_in(static_cast<std::uint64_t>(row))) : std::nullopt;
+      const auto augment = config.augment ? std::optional(epoch_key.fold_in(static_cast<std::uint64_t>(row))) : std::nullopt;
       samples.push_back(dataset.get(row, augment));
     }
     return collate(samples, rows, info);
@@ -203,8 +193,7 @@ struct Loader::State {
   // Keeps batch c and the `prefetch` batches after it requested.
   void look_ahead(Cursor c) {
     if (!workers)
-      workers = std::make_unique<Workers>(std::min(config.prefetch, kMostThreads),
-                                          [this](const Job& j) { return make(j.cursor, j.rows); });
+      workers = std::make_unique<Workers>(std::min(config.prefetch, kMostThreads), [this](const Job& j) { return make(j.cursor, j.rows); });
     if (!ahead.empty() && ahead.front().first != c) {
       workers->drop_waiting();
       ahead.clear();

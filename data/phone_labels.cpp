@@ -17,11 +17,9 @@ std::vector<PhoneSegment> read_phones(const std::string& path) {
     PhoneSegment s{};
     std::string rest;
     if (!(fields >> s.start >> s.end >> s.phone) || fields >> rest)
-      throw DataError(
-          fmt::format("{}:{}: got '{}', expected a start sample, an end sample and a phone", path, number, line));
+      throw DataError(fmt::format("{}:{}: got '{}', expected a start sample, an end sample and a phone", path, number, line));
     if (s.start < 0 || s.end < s.start || (!out.empty() && s.start < out.back().end))
-      throw DataError(fmt::format("{}:{}: the segment {} to {} runs backwards or overlaps the one before", path, number,
-                                  s.start, s.end));
+      throw DataError(fmt::format("{}:{}: the segment {} to {} runs backwards or overlaps the one before", path, number, s.start, s.end));
     out.push_back(std::move(s));
   }
   if (out.empty()) throw DataError(path + ":1: holds no segment");
@@ -29,14 +27,12 @@ std::vector<PhoneSegment> read_phones(const std::string& path) {
 }
 
 const std::string& phone_at(const std::vector<PhoneSegment>& segments, i64 sample, const std::string& silence) {
-  const auto after = std::upper_bound(segments.begin(), segments.end(), sample,
-                                      [](i64 s, const PhoneSegment& p) { return s < p.end; });
+  const auto after = std::upper_bound(segments.begin(), segments.end(), sample, [](i64 s, const PhoneSegment& p) { return s < p.end; });
   return after == segments.end() || sample < after->start ? silence : after->phone;
 }
 
 std::map<std::string, std::string> read_folding(const FoldingSettings& s) {
-  if (s.to.empty())
-    throw ConfigError("data.folding.to: got nothing, expected the column of " + s.file + " that holds the class");
+  if (s.to.empty()) throw ConfigError("data.folding.to: got nothing, expected the column of " + s.file + " that holds the class");
   const Table table = read_table(s.file, table_format(s.file, "auto"), {s.from, s.to});
   const std::size_t from = table.column(s.from), to = table.column(s.to);
   std::map<std::string, std::string> out;

@@ -45,10 +45,9 @@ void Problems::add(Fault fault, const std::string& message) {
 
 void Problems::report(std::size_t rows) const {
   if (!fatal_.empty())
-    throw DataError(fmt::format("{}: {} of {} rows cannot be used (data.{}: skip leaves them out):{}", source_,
-                                fatal_.size(), rows, join(keys_, ": skip and data."), first_few(fatal_)));
-  if (!skipped_.empty())
-    log::warn(fmt::format("{}: left out {} of {} rows:{}", source_, skipped_.size(), rows, first_few(skipped_)));
+    throw DataError(fmt::format("{}: {} of {} rows cannot be used (data.{}: skip leaves them out):{}", source_, fatal_.size(), rows,
+                                join(keys_, ": skip and data."), first_few(fatal_)));
+  if (!skipped_.empty()) log::warn(fmt::format("{}: left out {} of {} rows:{}", source_, skipped_.size(), rows, first_few(skipped_)));
 }
 
 }  // namespace tapeformer

@@ -20,8 +20,7 @@ std::vector<std::pair<std::string, RowFilter::Values>> conditions(const ConfigNo
   std::vector<std::pair<std::string, RowFilter::Values>> out;
   if (!node || node.is_null()) return out;
   if (!node.is_map()) detail::fail(node, "'" + node.text() + "'", "column: value, or column: [value, value]");
-  for (const auto& [column, values] : node.entries())
-    out.emplace_back(column, texts(values, "a value or a list of values"));
+  for (const auto& [column, values] : node.entries()) out.emplace_back(column, texts(values, "a value or a list of values"));
   return out;
 }
 
@@ -43,8 +42,7 @@ bool holds(const Table& table, const TableRow& row, const std::pair<std::string,
 bool keeps(const RowFilter& filter, const Table& table, const TableRow& row) {
   if (!row.problem.empty()) return true;
   const auto held = [&](const auto& condition) { return holds(table, row, condition); };
-  return std::all_of(filter.where.begin(), filter.where.end(), held) &&
-         std::none_of(filter.exclude.begin(), filter.exclude.end(), held);
+  return std::all_of(filter.where.begin(), filter.where.end(), held) && std::none_of(filter.exclude.begin(), filter.exclude.end(), held);
 }
 
 }  // namespace
@@ -62,8 +60,7 @@ PartSource read_source(const ConfigNode& node) {
   return source;
 }
 
-std::vector<Table> read_tables(const PartSource& source, const std::string& format,
-                               const std::vector<std::string>& columns) {
+std::vector<Table> read_tables(const PartSource& source, const std::string& format, const std::vector<std::string>& columns) {
   std::vector<std::string> wanted = columns;
   for (const auto* list : {&source.filter.where, &source.filter.exclude})
     for (const auto& [column, values] : *list) wanted.push_back(column);

@@ -40,8 +40,7 @@ void warp_bands(const Grid& g, double stretch) {
 }
 
 void mask_time(const Grid& g, const AugmentSettings& s, RngKey key) {
-  const i64 most =
-      std::min<i64>({s.time_width, g.frames, static_cast<i64>(s.time_share * static_cast<double>(g.frames))});
+  const i64 most = std::min<i64>({s.time_width, g.frames, static_cast<i64>(s.time_share * static_cast<double>(g.frames))});
   const i64 width = static_cast<i64>(key.below(0, static_cast<std::uint64_t>(most + 1)));
   const i64 start = static_cast<i64>(key.below(1, static_cast<std::uint64_t>(g.frames - width + 1)));
   std::fill_n(&g.at(0, 0) + start * g.dim(), width * g.dim(), 0.0f);
@@ -57,15 +56,11 @@ void mask_bands(const Grid& g, const AugmentSettings& s, RngKey key) {
 
 }  // namespace
 
-void augment(const AugmentSettings& s, RngKey key, std::span<float> x, i64 frames, i64 bands, i64 blocks,
-             std::vector<i64>& labels) {
+void augment(const AugmentSettings& s, RngKey key, std::span<float> x, i64 frames, i64 bands, i64 blocks, std::vector<i64>& labels) {
   if (frames == 0) return;
   const Grid g{x, frames, bands, blocks};
   if (s.time_shift > 0)
-    shift(g,
-          static_cast<i64>(key.fold_in("shift").below(0, static_cast<std::uint64_t>(2 * s.time_shift + 1))) -
-              s.time_shift,
-          labels);
+    shift(g, static_cast<i64>(key.fold_in("shift").below(0, static_cast<std::uint64_t>(2 * s.time_shift + 1))) - s.time_shift, labels);
   if (s.freq_warp > 0) warp_bands(g, 1 + s.freq_warp * (2 * key.fold_in("warp").uniform(0) - 1));
   if (s.gain > 0) {
     const auto gain = static_cast<float>(s.gain * key.fold_in("gain").normal(0));

@@ -29,8 +29,7 @@ Standardiser Standardiser::fit(const std::vector<std::span<const float>>& blocks
 }
 
 void Standardiser::apply(std::span<float> rows) const {
-  for (std::size_t i = 0; !empty() && i < rows.size(); ++i)
-    rows[i] = (rows[i] - mean_[i % mean_.size()]) * scale_[i % mean_.size()];
+  for (std::size_t i = 0; !empty() && i < rows.size(); ++i) rows[i] = (rows[i] - mean_[i % mean_.size()]) * scale_[i % mean_.size()];
 }
 
 void Standardiser::save(Hdf5File& file, const std::string& group) const {

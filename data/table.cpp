@@ -105,8 +105,7 @@ void check_utf8(TableRow& row) {
   for (const std::string& f : row.fields) {
     const std::size_t at = first_invalid_utf8(f);
     if (at == kValid || !row.problem.empty()) continue;
-    row.problem =
-        fmt::format("not valid UTF-8: byte 0x{:02x} at position {} of a field", static_cast<unsigned char>(f[at]), at);
+    row.problem = fmt::format("not valid UTF-8: byte 0x{:02x} at position {} of a field", static_cast<unsigned char>(f[at]), at);
   }
 }
 
@@ -150,8 +149,7 @@ TableRow json_row(i64 line, std::string_view content, const std::vector<std::str
   TableRow row;
   row.line = line;
   if (const std::size_t at = first_invalid_utf8(content); at != kValid) {
-    row.problem =
-        fmt::format("not valid UTF-8: byte 0x{:02x} at position {}", static_cast<unsigned char>(content[at]), at);
+    row.problem = fmt::format("not valid UTF-8: byte 0x{:02x} at position {}", static_cast<unsigned char>(content[at]), at);
     return row;
   }
   const nlohmann::json object = nlohmann::json::parse(content, nullptr, false);
@@ -168,8 +166,7 @@ TableRow json_row(i64 line, std::string_view content, const std::vector<std::str
 std::size_t Table::column(const std::string& name) const {
   const auto it = std::find(columns.begin(), columns.end(), name);
   if (it == columns.end())
-    throw DataError(fmt::format("{}:1: no column '{}', the header has: {}{}", file, name, join(columns),
-                                did_you_mean(name, columns)));
+    throw DataError(fmt::format("{}:1: no column '{}', the header has: {}{}", file, name, join(columns), did_you_mean(name, columns)));
   return static_cast<std::size_t>(it - columns.begin());
 }
 
@@ -181,8 +178,7 @@ TableFormat table_format(const std::string& file, const std::string& format) {
   if (format == "csv" || (format == "auto" && ending == ".csv")) return TableFormat::Csv;
   if (format == "tsv" || (format == "auto" && (ending == ".tsv" || ending == ".tab"))) return TableFormat::Tsv;
   if (format == "jsonl" || (format == "auto" && (ending == ".jsonl" || ending == ".ndjson"))) return TableFormat::Jsonl;
-  throw DataError(
-      fmt::format("{}: the ending does not tell the format; expected .csv, .tsv or .jsonl, or set data.format", file));
+  throw DataError(fmt::format("{}: the ending does not tell the format; expected .csv, .tsv or .jsonl, or set data.format", file));
 }
 
 std::string read_text_file(const std::string& file) {

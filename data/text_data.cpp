@@ -47,8 +47,7 @@ TextSettings read_settings(const ConfigNode& data) {
   TextSettings s = read_config<TextSettings>(data, {}, {"type"});
   validate(s.tokenizer, data["tokenizer"]);
   if (s.columns.text == s.columns.label)
-    throw ConfigError(
-        fmt::format("{}: text and label are both the column '{}'", data["columns"].place(), s.columns.text));
+    throw ConfigError(fmt::format("{}: text and label are both the column '{}'", data["columns"].place(), s.columns.text));
   return s;
 }
 
@@ -88,8 +87,7 @@ class TextDataset final : public Dataset {
 };
 
 // The usable rows of a part; the others go to `problems`.
-std::vector<LabelledText> read_rows(const PartSource& source, const TextSettings& s, Problems& problems,
-                                    std::size_t& total) {
+std::vector<LabelledText> read_rows(const PartSource& source, const TextSettings& s, Problems& problems, std::size_t& total) {
   std::vector<std::string> wanted{s.columns.text, s.columns.label};
   if (!s.columns.id.empty()) wanted.push_back(s.columns.id);
   std::vector<LabelledText> rows;
@@ -142,8 +140,8 @@ class TextPreprocessor final : public Preprocessor {
     return dataset_of(rows, source.name(), problems, total);
   }
 
-  std::unique_ptr<Dataset> dataset_of(const std::vector<LabelledText>& texts, const std::string& name,
-                                      Problems& problems, std::size_t total) const {
+  std::unique_ptr<Dataset> dataset_of(const std::vector<LabelledText>& texts, const std::string& name, Problems& problems,
+                                      std::size_t total) const {
     std::vector<TextDataset::Row> rows(texts.size());
     parallel_for(static_cast<i64>(texts.size()), 256, [&](i64 begin, i64 end) {
       for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
@@ -159,8 +157,7 @@ class TextPreprocessor final : public Preprocessor {
   }
 
   Sample sample_of_line(const std::string& line) const override {
-    if (const std::size_t at = first_invalid_utf8(line); at != kValid)
-      throw DataError(fmt::format("not valid UTF-8 at byte {}", at));
+    if (const std::size_t at = first_invalid_utf8(line); at != kValid) throw DataError(fmt::format("not valid UTF-8 at byte {}", at));
     Sample s;
     s.tokens = encode(line);
     if (is_blank(line) || has_no_content(s.tokens.size())) throw DataError("the text is empty");
@@ -180,8 +177,7 @@ class TextPreprocessor final : public Preprocessor {
   bool has_no_content(std::size_t tokens) const { return tokens == (settings_.add_cls ? 1u : 0u); }
   bool too_long(std::size_t tokens) const { return static_cast<i64>(tokens) > settings_.max_length; }
 
-  void drop_unusable(std::vector<TextDataset::Row>& rows, const std::vector<LabelledText>& texts,
-                     Problems& problems) const {
+  void drop_unusable(std::vector<TextDataset::Row>& rows, const std::vector<LabelledText>& texts, Problems& problems) const {
     std::size_t to = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       if (rows[i].label < 0)
@@ -204,8 +200,8 @@ class TextPreprocessor final : public Preprocessor {
       ++truncated;
     }
     if (truncated > 0)
-      log::info(fmt::format("{}: cut {} of {} texts to data.max_length = {} tokens (the longest has {})", name,
-                            truncated, rows.size(), settings_.max_length, longest));
+      log::info(fmt::format("{}: cut {} of {} texts to data.max_length = {} tokens (the longest has {})", name, truncated, rows.size(),
+                            settings_.max_length, longest));
   }
 
   TextSettings settings_;
@@ -237,9 +233,8 @@ std::shared_ptr<Preprocessor> load(const ConfigNode& saved, const Hdf5File& file
                                             read_texts(file, group + "/labels"));
 }
 
-const bool kRegistered =
-    data_type_registry().add("text", {[](const ConfigNode& data) { return write_settings(read_settings(data)); },
-                                      [] { return explain_config<TextSettings>(); }, fit, load});
+const bool kRegistered = data_type_registry().add("text", {[](const ConfigNode& data) { return write_settings(read_settings(data)); },
+                                                           [] { return explain_config<TextSettings>(); }, fit, load});
 
 }  // namespace
 }  // namespace tapeformer

@@ -23,8 +23,7 @@ void validate(const TokenizerConfig& c, const ConfigNode& place) {
   if (type.usual_min_count == 0 && c.min_count != 0)
     throw ConfigError(fmt::format("{}.min_count: got {}, but a {} tokenizer counts nothing", at, c.min_count, c.type));
   if (c.vocab != 0 && c.vocab < type.least_vocab)
-    throw ConfigError(
-        fmt::format("{}.vocab: got {}, expected at least {} for {}", at, c.vocab, type.least_vocab, c.type));
+    throw ConfigError(fmt::format("{}.vocab: got {}, expected at least {} for {}", at, c.vocab, type.least_vocab, c.type));
 }
 
 std::string Tokenizer::normalise(std::string_view text) const {
@@ -46,8 +45,7 @@ std::unique_ptr<Tokenizer> train_tokenizer(const TokenizerConfig& given, std::sp
   const std::unique_ptr<Tokenizer> untrained = type.from_state(c, {});
   std::vector<std::string> normalised(texts.size());
   parallel_for(static_cast<i64>(texts.size()), 256, [&](i64 begin, i64 end) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i)
-      normalised[i] = untrained->normalise(texts[i]);
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) normalised[i] = untrained->normalise(texts[i]);
   });
   return type.train(c, normalised);
 }
@@ -58,14 +56,12 @@ std::unique_ptr<Tokenizer> load_tokenizer(const Hdf5File& file, const std::strin
   return tokenizer_registry().get(c.type).from_state(c, read_texts(file, group + "/state"));
 }
 
-std::vector<std::string> most_frequent(const std::vector<std::pair<std::string, i64>>& counts, i64 min_count,
-                                       i64 limit) {
+std::vector<std::string> most_frequent(const std::vector<std::pair<std::string, i64>>& counts, i64 min_count, i64 limit) {
   std::vector<const std::pair<std::string, i64>*> order;
   for (const auto& entry : counts)
     if (entry.second >= min_count) order.push_back(&entry);
-  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-    return a->second != b->second ? a->second > b->second : a->first < b->first;
-  });
+  std::sort(order.begin(), order.end(),
+            [](const auto* a, const auto* b) { return a->second != b->second ? a->second > b->second : a->first < b->first; });
   std::vector<std::string> out;
   for (const auto* entry : order) {
     if (static_cast<i64>(out.size()) >= limit) break;

@@ -69,8 +69,7 @@ struct TokenizerType {
 Registry<TokenizerType>& tokenizer_registry();
 
 // Entries in order of falling count, then of bytes; at most `limit`, none rarer than min_count.
-std::vector<std::string> most_frequent(const std::vector<std::pair<std::string, i64>>& counts, i64 min_count,
-                                       i64 limit);
+std::vector<std::string> most_frequent(const std::vector<std::pair<std::string, i64>>& counts, i64 min_count, i64 limit);
 std::string special_name(i64 id);
 
 }  // namespace tapeformer

@@ -113,8 +113,7 @@ bool is_blank(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
     const std::int32_t c = next_codepoint(text, at);
     const auto category = utf8proc_category(c);
-    if (kind_of(c) != CharKind::Space && category != UTF8PROC_CATEGORY_CC && category != UTF8PROC_CATEGORY_CF)
-      return false;
+    if (kind_of(c) != CharKind::Space && category != UTF8PROC_CATEGORY_CC && category != UTF8PROC_CATEGORY_CF) return false;
   }
   return true;
 }

@@ -85,10 +85,7 @@ TokenizerType type_of(i64 vocab, i64 min_count, Splitter split, const char* sepa
     return std::make_unique<VocabularyTokenizer>(c, std::move(units), split, separator);
   };
   return {vocab, min_count, kSpecialTokens + 1,
-          [=](const TokenizerConfig& c, std::span<const std::string> texts) {
-            return make(c, count_units(c, texts, split));
-          },
-          make};
+          [=](const TokenizerConfig& c, std::span<const std::string> texts) { return make(c, count_units(c, texts, split)); }, make};
 }
 
 const bool kChar = tokenizer_registry().add("char", type_of(2000, 1, split_chars, ""));

@@ -22,14 +22,13 @@ struct Prompt {
 
 std::vector<Prompt> prompts_of(const std::string& language) {
   std::vector<Prompt> out;
-  each_output_line(fmt::format("dpkg -L asterisk-core-sounds-{}-wav 2>/dev/null || true", language),
-                   [&](const std::string& path) {
-                     if (!path.starts_with(kSounds) || !path.ends_with(".wav")) return;
-                     const auto folder_end = path.find('/', kSounds.size());
-                     if (folder_end == std::string::npos || !std::filesystem::is_regular_file(path)) return;
-                     Prompt p{path, language, path.substr(folder_end + 1)};
-                     if (!p.name.starts_with("silence/")) out.push_back(std::move(p));
-                   });
+  each_output_line(fmt::format("dpkg -L asterisk-core-sounds-{}-wav 2>/dev/null || true", language), [&](const std::string& path) {
+    if (!path.starts_with(kSounds) || !path.ends_with(".wav")) return;
+    const auto folder_end = path.find('/', kSounds.size());
+    if (folder_end == std::string::npos || !std::filesystem::is_regular_file(path)) return;
+    Prompt p{path, language, path.substr(folder_end + 1)};
+    if (!p.name.starts_with("silence/")) out.push_back(std::move(p));
+  });
   std::sort(out.begin(), out.end(), [](const Prompt& a, const Prompt& b) { return a.path < b.path; });
   return out;
 }

@@ -7,7 +7,8 @@
 namespace tapeformer {
 
 Conv1d::Conv1d(i64 in, i64 out, const Conv1dOptions& o, RngKey key)
-    : options_(o), weight_(this, "weight", {out, in / o.groups, o.kernel}, Init::fan_in(in / o.groups * o.kernel), key),
+    : options_(o),
+      weight_(this, "weight", {out, in / o.groups, o.kernel}, Init::fan_in(in / o.groups * o.kernel), key),
       bias_(this, "bias", {out}, Init::zeros(), key, false) {}
 
 Tensor Conv1d::forward(const Tensor& x, const Tensor& mask) const {

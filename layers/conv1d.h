@@ -6,7 +6,7 @@ namespace tapeformer {
 
 struct Conv1dOptions {
   i64 kernel = 3, stride = 1, dilation = 1, groups = 1;
-  bool causal = false;                                                 // taps reach back only; otherwise centred
+  bool causal = false;  // taps reach back only; otherwise centred
 };
 
 class Conv1d : public Module {
@@ -14,11 +14,11 @@ class Conv1d : public Module {
   Conv1d(i64 in, i64 out, const Conv1dOptions&, RngKey key);
   // x [B, N, in], mask u8 [B, N] or undefined -> [B, ceil(N / stride), out]
   Tensor forward(const Tensor& x, const Tensor& mask) const;
-  Tensor strided_mask(const Tensor& mask) const;                       // u8 [B, N] -> [B, ceil(N / stride)]
+  Tensor strided_mask(const Tensor& mask) const;  // u8 [B, N] -> [B, ceil(N / stride)]
 
  private:
   Conv1dOptions options_;
-  Weight weight_, bias_;                                               // [out, in / groups, kernel], [out]
+  Weight weight_, bias_;  // [out, in / groups, kernel], [out]
 };
 
 }  // namespace tapeformer

@@ -9,10 +9,10 @@ namespace tapeformer {
 class Embedding : public Module {
  public:
   Embedding(i64 vocab, i64 dim, RngKey key, double stddev);
-  Tensor forward(const Tensor& ids) const;                             // i64 [B, N] -> [B, N, D]
+  Tensor forward(const Tensor& ids) const;  // i64 [B, N] -> [B, N, D]
 
  private:
-  Weight table_;                                                       // [V, D]
+  Weight table_;  // [V, D]
 };
 
 // Positions added to the input: learned [max_len, D], or sinusoidal (Vaswani et al. 2017, section 3.5).
@@ -20,7 +20,7 @@ class Positions : public Module {
  public:
   enum class Kind { Learned, Sinusoidal };
   Positions(Kind kind, i64 max_len, i64 dim, RngKey key);
-  Tensor forward(const Tensor& x) const;                               // [B, N, D] -> [B, N, D]; ShapeError when N > max_len
+  Tensor forward(const Tensor& x) const;  // [B, N, D] -> [B, N, D]; ShapeError when N > max_len
 
  private:
   i64 max_len_;

@@ -9,12 +9,12 @@
 namespace tapeformer {
 
 const std::vector<std::string>& activation_names();
-Tensor activate(const std::string& name, const Tensor& x);             // relu, gelu, gelu_tanh, silu, tanh; ConfigError otherwise
+Tensor activate(const std::string& name, const Tensor& x);  // relu, gelu, gelu_tanh, silu, tanh; ConfigError otherwise
 
 class FeedForward : public Module {
  public:
   FeedForward(i64 dim, i64 hidden, const std::string& activation, double dropout, RngKey key);
-  Tensor forward(const Tensor& x, const Ctx&) const;                   // [..., D] -> [..., D]
+  Tensor forward(const Tensor& x, const Ctx&) const;  // [..., D] -> [..., D]
 
  private:
   std::string activation_;

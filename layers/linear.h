@@ -6,13 +6,13 @@ namespace tapeformer {
 
 class Linear : public Module {
  public:
-  Linear(i64 in, i64 out, RngKey key, bool bias = true);               // Xavier uniform, bias 0
+  Linear(i64 in, i64 out, RngKey key, bool bias = true);  // Xavier uniform, bias 0
   Linear(i64 in, i64 out, RngKey key, bool bias, Init weight_init);
-  Tensor forward(const Tensor& x) const;                               // [..., in] -> [..., out]
+  Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
 
  private:
-  Weight weight_;                                                      // [in, out]
-  std::unique_ptr<Weight> bias_;                                       // [out]
+  Weight weight_;                 // [in, out]
+  std::unique_ptr<Weight> bias_;  // [out]
 };
 
 }  // namespace tapeformer

@@ -7,8 +7,7 @@
 
 namespace tapeformer {
 
-void StepEffects::propose(Tensor* buffer, Tensor sums, Tensor counts,
-                          std::function<void(Tensor&, const Tensor&, const Tensor&)> apply) {
+void StepEffects::propose(Tensor* buffer, Tensor sums, Tensor counts, std::function<void(Tensor&, const Tensor&, const Tensor&)> apply) {
   for (Proposal& p : proposals_) {
     if (p.buffer != buffer) continue;
     kernels::add_into(sums.ptr<float>(), p.sums.mut_ptr<float>(), sums.numel());
@@ -29,10 +28,14 @@ Init Init::xavier(i64 in, i64 out) { return uniform(std::sqrt(6.0 / static_cast<
 
 void Init::fill(Tensor& t, RngKey key) const {
   switch (kind) {
-    case Kind::Zeros: return t.fill(0);
-    case Kind::Ones: return t.fill(1);
-    case Kind::Normal: return fill_normal(t, key, 0, scale);
-    case Kind::Uniform: return fill_uniform(t, key, -scale, scale);
+    case Kind::Zeros:
+      return t.fill(0);
+    case Kind::Ones:
+      return t.fill(1);
+    case Kind::Normal:
+      return fill_normal(t, key, 0, scale);
+    case Kind::Uniform:
+      return fill_uniform(t, key, -scale, scale);
   }
 }
 

@@ -19,13 +19,14 @@ class StepEffects {
  public:
   struct Loss {
     std::string name;
-    Tensor sum;                                  // [] on the tape
+    Tensor sum;  // [] on the tape
     double count = 1;
   };
   void add_loss(std::string name, Tensor sum, double count) { losses.push_back({std::move(name), std::move(sum), count}); }
   // buffer <- decided from summed `sums` and `counts` by commit, after the step. Merged over micro-batches by adding.
-  void propose(Tensor* buffer, Tensor sums, Tensor counts, std::function<void(Tensor& buffer, const Tensor& sums, const Tensor& counts)> commit);
-  void commit();                                 // applies and clears the proposals; clears losses
+  void propose(Tensor* buffer, Tensor sums, Tensor counts,
+               std::function<void(Tensor& buffer, const Tensor& sums, const Tensor& counts)> commit);
+  void commit();  // applies and clears the proposals; clears losses
   std::vector<Loss> losses;
 
  private:
@@ -40,10 +41,10 @@ class StepEffects {
 struct Ctx {
   bool training = false;
   RngKey key{0};
-  std::span<const i64> rows;                     // global sample index of each batch row; empty = 0..B-1
-  i64 step = 0;                                  // optimizer step, for layers that redraw by step
+  std::span<const i64> rows;  // global sample index of each batch row; empty = 0..B-1
+  i64 step = 0;               // optimizer step, for layers that redraw by step
   StepEffects* effects = nullptr;
-  Ctx at(std::string_view name) const {          // the same with the name folded into the key
+  Ctx at(std::string_view name) const {  // the same with the name folded into the key
     Ctx c = *this;
     c.key = key.fold_in(name);
     return c;
@@ -55,15 +56,15 @@ struct Ctx {
   }
 };
 
-struct Init {                                    // start values of a weight
+struct Init {  // start values of a weight
   enum class Kind { Zeros, Ones, Normal, Uniform } kind = Kind::Zeros;
-  double scale = 0;                              // standard deviation, or half width
+  double scale = 0;  // standard deviation, or half width
   static Init zeros() { return {}; }
   static Init ones() { return {Kind::Ones, 0}; }
   static Init normal(double stddev) { return {Kind::Normal, stddev}; }
   static Init uniform(double bound) { return {Kind::Uniform, bound}; }
-  static Init fan_in(i64 n);                     // normal with variance 1/n
-  static Init xavier(i64 in, i64 out);           // uniform +- sqrt(6 / (in + out))
+  static Init fan_in(i64 n);            // normal with variance 1/n
+  static Init xavier(i64 in, i64 out);  // uniform +- sqrt(6 / (in + out))
   void fill(Tensor&, RngKey) const;
 };
 
@@ -77,18 +78,19 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  std::vector<Parameter*> parameters();          // own and children's, in registration order; names are filled with their paths
+  std::vector<Parameter*> parameters();  // own and children's, in registration order; names are filled with their paths
   struct NamedBuffer {
     std::string path;
     Tensor* tensor;
   };
-  std::vector<NamedBuffer> buffers();            // constants and running statistics that a checkpoint must hold
+  std::vector<NamedBuffer> buffers();  // constants and running statistics that a checkpoint must hold
 
  private:
   friend class Weight;
   friend class Buffer;
-  template <class M> friend class Child;
-  struct Slot {                                  // exactly one pointer is set
+  template <class M>
+  friend class Child;
+  struct Slot {  // exactly one pointer is set
     std::string name;
     Weight* weight = nullptr;
     Tensor* buffer = nullptr;
@@ -100,9 +102,9 @@ class Module {
 
 class Weight {
  public:
-  Weight(Module* owner, std::string name, Shape, Init, RngKey, bool decay = true);   // the key is folded with the name
+  Weight(Module* owner, std::string name, Shape, Init, RngKey, bool decay = true);  // the key is folded with the name
   Weight(const Weight&) = delete;
-  Tensor get() const;                            // on the current tape
+  Tensor get() const;  // on the current tape
   Parameter& parameter() { return parameter_; }
   const Shape& shape() const { return parameter_.value.shape(); }
 
@@ -111,7 +113,7 @@ class Weight {
   mutable Parameter parameter_;
 };
 
-class Buffer {                                   // a named constant in the checkpoint, never trained
+class Buffer {  // a named constant in the checkpoint, never trained
  public:
   Buffer(Module* owner, std::string name, Tensor value);
   Buffer(const Buffer&) = delete;
@@ -122,7 +124,8 @@ class Buffer {                                   // a named constant in the chec
   Tensor value_;
 };
 
-template <class M> class Child {                 // an owned sub-module under a name
+template <class M>
+class Child {  // an owned sub-module under a name
  public:
   Child(Module* owner, std::string name, std::unique_ptr<M> module) : module_(std::move(module)) {
     Module::Slot slot;
@@ -130,7 +133,7 @@ template <class M> class Child {                 // an owned sub-module under a 
     slot.child = module_.get();
     owner->slots_.push_back(std::move(slot));
   }
-  Child(Child&&) = default;                      // the module itself stays where it is
+  Child(Child&&) = default;  // the module itself stays where it is
   M* operator->() const { return module_.get(); }
   M& operator*() const { return *module_; }
 

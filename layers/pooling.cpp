@@ -66,7 +66,7 @@ Tensor Pooling::forward(const Tensor& x, const Tensor& mask) const {
   if (kind_ == "mean") return mean(x, mask);
   if (kind_ == "max") return max(x, mask);
   if (kind_ == "cls" || kind_ == "last") return pick(x, mask, kind_ == "last");
-  const Tensor real = ops::mask_rows(x, mask);   // before the network: its gradient would carry what padding holds
+  const Tensor real = ops::mask_rows(x, mask);  // before the network: its gradient would carry what padding holds
   const Tensor scores = ops::reshape((*score_)->forward(ops::tanh((*hidden_)->forward(real))), {B, N});
   const Tensor weights = ops::softmax(scores, mask);
   return ops::reshape(ops::matmul(ops::reshape(weights, {B, 1, N}), real), {B, x.dim(2)});

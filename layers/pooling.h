@@ -13,7 +13,7 @@ const std::vector<std::string>& pooling_names();
 class Pooling : public Module {
  public:
   Pooling(const std::string& kind, i64 dim, RngKey key);
-  Tensor forward(const Tensor& x, const Tensor& mask) const;           // [B, N, D], u8 [B, N] -> [B, D]
+  Tensor forward(const Tensor& x, const Tensor& mask) const;  // [B, N, D], u8 [B, N] -> [B, D]
 
  private:
   std::string kind_;

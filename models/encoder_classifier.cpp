@@ -14,7 +14,8 @@ namespace {
 struct StemConfig {
   i64 layers = 0, kernel = 3, stride = 1;
 };
-template <class V> void visit_fields(V& v, StemConfig& c) {
+template <class V>
+void visit_fields(V& v, StemConfig& c) {
   v("layers", c.layers, Range{0, 16}, "convolutions (with activation and norm) before the first block; 0 = none");
   v("kernel", c.kernel, Range{1, 1024}, "taps of each");
   v("stride", c.stride, Range{1, 64}, "of the first convolution; shortens the sequence (one label a sequence only)");
@@ -28,7 +29,8 @@ struct EncoderConfig {
   StemConfig stem;
   ConfigNode attention;
 };
-template <class V> void visit_fields(V& v, EncoderConfig& c) {
+template <class V>
+void visit_fields(V& v, EncoderConfig& c) {
   v("dim", c.t.dim, Range{1, 65536}, "width of the model, D");
   v("layers", c.t.layers, Range{0, 1000}, "blocks");
   v("heads", c.t.heads, Range{1, 1024}, "attention heads, H");
@@ -76,21 +78,24 @@ class EncoderClassifier final : public Model {
     config_.t.max_len = (data.max_length + config_.stem.stride - 1) / config_.stem.stride;
     check(data);
     if (data.input == DataInfo::Input::Tokens)
-      embedding_ = std::make_unique<Child<Embedding>>(this, "embedding", std::make_unique<Embedding>(data.vocab, D, key.fold_in("embedding"), config_.embedding_std));
+      embedding_ = std::make_unique<Child<Embedding>>(
+          this, "embedding", std::make_unique<Embedding>(data.vocab, D, key.fold_in("embedding"), config_.embedding_std));
     else if (config_.stem.layers == 0)
       input_ = std::make_unique<Child<Linear>>(this, "input", std::make_unique<Linear>(data.feature_dim, D, key.fold_in("input")));
     for (i64 i = 0; i < config_.stem.layers; ++i) {
       const i64 in = i == 0 && data.input == DataInfo::Input::Features ? data.feature_dim : D;
       const Conv1dOptions o{.kernel = config_.stem.kernel, .stride = i == 0 ? config_.stem.stride : 1, .causal = config_.t.causal};
       const std::string n = std::to_string(i);
-      convs_.push_back(std::make_unique<Child<Conv1d>>(this, "stem." + n, std::make_unique<Conv1d>(in, D, o, key.fold_in("stem").fold_in(n))));
-      norms_.push_back(std::make_unique<Child<Norm>>(this, "stem_norm." + n, std::make_unique<Norm>(config_.t.norm, D, config_.t.norm_eps, key)));
+      convs_.push_back(
+          std::make_unique<Child<Conv1d>>(this, "stem." + n, std::make_unique<Conv1d>(in, D, o, key.fold_in("stem").fold_in(n))));
+      norms_.push_back(
+          std::make_unique<Child<Norm>>(this, "stem_norm." + n, std::make_unique<Norm>(config_.t.norm, D, config_.t.norm_eps, key)));
     }
     if (config_.positions == "learned" || config_.positions == "sinusoidal")
       positions_ = std::make_unique<Child<Positions>>(
           this, "positions",
-          std::make_unique<Positions>(config_.positions == "learned" ? Positions::Kind::Learned : Positions::Kind::Sinusoidal, config_.t.max_len, D,
-                                      key.fold_in("positions")));
+          std::make_unique<Positions>(config_.positions == "learned" ? Positions::Kind::Learned : Positions::Kind::Sinusoidal,
+                                      config_.t.max_len, D, key.fold_in("positions")));
     encoder_ = std::make_unique<Child<Transformer>>(this, "encoder", std::make_unique<Transformer>(config_.t, key.fold_in("encoder")));
     if (target_ == DataInfo::Target::Sequence)
       pooling_ = std::make_unique<Child<Pooling>>(this, "pooling", std::make_unique<Pooling>(config_.pooling, D, key.fold_in("pooling")));
@@ -142,12 +147,13 @@ class EncoderClassifier final : public Model {
 
  private:
   void check(const DataInfo& data) const {
-    if (data.classes() < 2) throw ConfigError(fmt::format("data: the training part has {} label(s), a classifier needs at least 2", data.classes()));
+    if (data.classes() < 2)
+      throw ConfigError(fmt::format("data: the training part has {} label(s), a classifier needs at least 2", data.classes()));
     if (config_.stem.stride > 1 && (config_.stem.layers == 0 || target_ == DataInfo::Target::Frame))
       throw ConfigError("model.stem.stride: more than 1 needs stem.layers > 0 and one label a sequence");
     if (!config_.class_weights.empty() && static_cast<i64>(config_.class_weights.size()) != data.classes())
-      throw ConfigError(fmt::format("model.class_weights: got {} values, the data has {} classes: {}", config_.class_weights.size(), data.classes(),
-                                    join(data.labels)));
+      throw ConfigError(fmt::format("model.class_weights: got {} values, the data has {} classes: {}", config_.class_weights.size(),
+                                    data.classes(), join(data.labels)));
   }
 
   LossSum loss(const Tensor& logits, const Tensor& labels, const Ctx& ctx) const {
@@ -170,7 +176,8 @@ class EncoderClassifier final : public Model {
     for (i64 b = 0; b < B; ++b) {
       const RngKey row = key.fold_in(static_cast<std::uint64_t>(ctx.rows.empty() ? b : ctx.rows[static_cast<std::size_t>(b)]));
       i64 left = 0;
-      for (i64 n = 0; n < N; ++n) left += m[b * N + n] = m[b * N + n] && row.uniform(static_cast<std::uint64_t>(n)) >= config_.token_dropout;
+      for (i64 n = 0; n < N; ++n)
+        left += m[b * N + n] = m[b * N + n] && row.uniform(static_cast<std::uint64_t>(n)) >= config_.token_dropout;
       if (left == 0) out.slice(0, b, b + 1).copy_from(mask.slice(0, b, b + 1));
     }
     return out;
@@ -206,13 +213,12 @@ ConfigNode resolve(const ConfigNode& node) {
 }
 
 [[maybe_unused]] const bool kRegistered = model_registry().add(
-    "encoder_classifier",
-    {.summary = "Transformer encoder with one label a sequence or one label a position",
-     .build = [](const ConfigNode& node, const DataInfo& data, RngKey key) -> std::unique_ptr<Model> {
-       return std::make_unique<EncoderClassifier>(read(node), data, key);
-     },
-     .resolve = resolve,
-     .explain = [] { return explain_config<EncoderConfig>(); }});
+    "encoder_classifier", {.summary = "Transformer encoder with one label a sequence or one label a position",
+                           .build = [](const ConfigNode& node, const DataInfo& data, RngKey key) -> std::unique_ptr<Model> {
+                             return std::make_unique<EncoderClassifier>(read(node), data, key);
+                           },
+                           .resolve = resolve,
+                           .explain = [] { return explain_config<EncoderConfig>(); }});
 
 }  // namespace
 }  // namespace tapeformer

@@ -19,7 +19,9 @@ const ModelEntry& entry_of(const ConfigNode& model) {
 
 }  // namespace
 
-std::unique_ptr<Model> build_model(const ConfigNode& model, const DataInfo& data, RngKey init) { return entry_of(model).build(model, data, init); }
+std::unique_ptr<Model> build_model(const ConfigNode& model, const DataInfo& data, RngKey init) {
+  return entry_of(model).build(model, data, init);
+}
 
 ConfigNode resolve_model_config(const ConfigNode& model) { return entry_of(model).resolve(model); }
 

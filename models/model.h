@@ -14,13 +14,13 @@
 namespace tapeformer {
 
 struct LossSum {
-  Tensor sum;                                    // [] on the tape
-  double count = 0;                              // labels that took part
+  Tensor sum;        // [] on the tape
+  double count = 0;  // labels that took part
 };
 
 struct Output {
-  Tensor logits;                                 // [B, C], or [B, N, C] for one label a frame
-  LossSum loss;                                  // loss.sum undefined when the batch has no labels
+  Tensor logits;  // [B, C], or [B, N, C] for one label a frame
+  LossSum loss;   // loss.sum undefined when the batch has no labels
 };
 
 class Model : public Module {
@@ -28,7 +28,7 @@ class Model : public Module {
   virtual Output forward(const Batch&, const Ctx&) const = 0;
   struct LayerSummary {
     std::string name;
-    std::string kind;                            // "embedding", "attention full", ...
+    std::string kind;  // "embedding", "attention full", ...
     i64 parameters = 0;
   };
   virtual std::vector<LayerSummary> summary() = 0;
@@ -37,10 +37,10 @@ class Model : public Module {
 struct ModelEntry {
   std::string summary;
   std::function<std::unique_ptr<Model>(const ConfigNode& config, const DataInfo&, RngKey init)> build;
-  std::function<ConfigNode(const ConfigNode&)> resolve;               // every default filled in; ConfigError on mistakes
+  std::function<ConfigNode(const ConfigNode&)> resolve;  // every default filled in; ConfigError on mistakes
   std::function<std::vector<FieldHelp>()> explain;
 };
-Registry<ModelEntry>& model_registry();          // by model.type
+Registry<ModelEntry>& model_registry();  // by model.type
 
 // From the `model` section. ConfigError when the model cannot take this data (a variant that needs what the data lacks, and so on).
 std::unique_ptr<Model> build_model(const ConfigNode& model, const DataInfo&, RngKey init);

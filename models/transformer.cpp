@@ -7,7 +7,11 @@ namespace tapeformer {
 namespace {
 
 AttentionSpec spec_of(const TransformerConfig& c) {
-  return {.dim = c.dim, .heads = c.heads, .head_dim = c.head_dim.value_or(c.dim / c.heads), .max_len = c.max_len, .causal = c.causal,
+  return {.dim = c.dim,
+          .heads = c.heads,
+          .head_dim = c.head_dim.value_or(c.dim / c.heads),
+          .max_len = c.max_len,
+          .causal = c.causal,
           .dropout = c.attention_dropout};
 }
 
@@ -19,15 +23,19 @@ void validate(const TransformerConfig& c) {
   if (c.rotary && c.head_dim.value_or(c.dim / c.heads) % 2 != 0)
     throw ConfigError(fmt::format("model.positions: rotary needs an even head size, got {}", c.head_dim.value_or(c.dim / c.heads)));
   if (c.attention.size() > 1 && static_cast<i64>(c.attention.size()) != c.layers)
-    throw ConfigError(fmt::format("model.attention: the list has {} entries, expected one for each of the {} layers", c.attention.size(), c.layers));
+    throw ConfigError(
+        fmt::format("model.attention: the list has {} entries, expected one for each of the {} layers", c.attention.size(), c.layers));
 }
 
 TransformerBlock::TransformerBlock(const TransformerConfig& c, const ConfigNode& attention, RngKey key)
-    : pre_(c.norm_position == "pre"), dropout_(c.dropout), norm1_(this, "norm1", std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key.fold_in("norm1"))),
+    : pre_(c.norm_position == "pre"),
+      dropout_(c.dropout),
+      norm1_(this, "norm1", std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key.fold_in("norm1"))),
       norm2_(this, "norm2", std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key.fold_in("norm2"))),
       attention_(this, "attention", std::make_unique<AttentionLayer>(attention, spec_of(c), c.bias, c.rotary, key.fold_in("attention"))),
-      feed_forward_(this, "feed_forward",
-                    std::make_unique<FeedForward>(c.dim, c.ff_dim.value_or(4 * c.dim), c.activation, c.dropout, key.fold_in("feed_forward"))) {}
+      feed_forward_(
+          this, "feed_forward",
+          std::make_unique<FeedForward>(c.dim, c.ff_dim.value_or(4 * c.dim), c.activation, c.dropout, key.fold_in("feed_forward"))) {}
 
 Tensor TransformerBlock::forward(const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx& ctx) const {
   const auto add = [&](const Tensor& a, const Tensor& b, const char* name) {
@@ -44,11 +52,13 @@ Tensor TransformerBlock::forward(const Tensor& x, const Tensor& mask, const Side
 Transformer::Transformer(const TransformerConfig& c, RngKey key) : recompute_(c.recompute) {
   validate(c);
   for (i64 i = 0; i < c.layers; ++i) {
-    const ConfigNode& attention = c.attention.empty() ? ConfigNode() : c.attention[c.attention.size() == 1 ? 0 : static_cast<std::size_t>(i)];
-    blocks_.push_back(std::make_unique<Child<TransformerBlock>>(this, "blocks." + std::to_string(i),
-                                                                std::make_unique<TransformerBlock>(c, attention, key.fold_in(static_cast<std::uint64_t>(i)))));
+    const ConfigNode& attention =
+        c.attention.empty() ? ConfigNode() : c.attention[c.attention.size() == 1 ? 0 : static_cast<std::size_t>(i)];
+    blocks_.push_back(std::make_unique<Child<TransformerBlock>>(
+        this, "blocks." + std::to_string(i), std::make_unique<TransformerBlock>(c, attention, key.fold_in(static_cast<std::uint64_t>(i)))));
   }
-  if (c.norm_position == "pre") last_norm_ = std::make_unique<Child<Norm>>(this, "norm", std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key));
+  if (c.norm_position == "pre")
+    last_norm_ = std::make_unique<Child<Norm>>(this, "norm", std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key));
 }
 
 Tensor Transformer::forward(const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx& ctx) const {
@@ -66,7 +76,7 @@ Tensor Transformer::forward(const Tensor& x, const Tensor& mask, const SideInput
         [&block, mask, side, here, rows, first](std::span<const Tensor> in) {
           Ctx inner = here;
           inner.rows = rows;
-          if (!*first) inner.effects = nullptr;   // the second forward must not act twice
+          if (!*first) inner.effects = nullptr;  // the second forward must not act twice
           *first = false;
           return block.forward(in[0], mask, side, inner);
         },

@@ -13,20 +13,20 @@ namespace tapeformer {
 
 struct TransformerConfig {
   i64 dim = 128, layers = 2, heads = 4;
-  std::optional<i64> head_dim, ff_dim;           // null: dim / heads, 4 dim
+  std::optional<i64> head_dim, ff_dim;  // null: dim / heads, 4 dim
   double dropout = 0.1, attention_dropout = 0;
   std::string activation = "gelu", norm = "layer_norm", norm_position = "pre";
   double norm_eps = 1e-5;
   bool bias = true, causal = false, rotary = false, recompute = false;
-  std::vector<ConfigNode> attention;             // one for all layers, or one a layer
+  std::vector<ConfigNode> attention;  // one for all layers, or one a layer
   i64 max_len = 0;
 };
-void validate(const TransformerConfig&);         // ConfigError
+void validate(const TransformerConfig&);  // ConfigError
 
 class TransformerBlock : public Module {
  public:
   TransformerBlock(const TransformerConfig&, const ConfigNode& attention, RngKey key);
-  Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;   // [B, N, D] -> [B, N, D]
+  Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;  // [B, N, D] -> [B, N, D]
   AttentionLayer& attention() { return *attention_; }
   FeedForward& feed_forward() { return *feed_forward_; }
 
@@ -41,7 +41,7 @@ class TransformerBlock : public Module {
 class Transformer : public Module {
  public:
   Transformer(const TransformerConfig&, RngKey key);
-  Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;   // with the last norm when pre-norm
+  Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;  // with the last norm when pre-norm
   const std::vector<std::unique_ptr<Child<TransformerBlock>>>& blocks() const { return blocks_; }
 
  private:

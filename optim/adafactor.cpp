@@ -16,7 +16,8 @@ struct AdafactorConfig {
   bool relative_step = false, scale_parameter = true;
   double clip_threshold = 1, decay_exponent = 0.8, eps1 = 1e-30, eps2 = 1e-3, momentum = 0, weight_decay = 0;
 };
-template <class V> void visit_fields(V& v, AdafactorConfig& c) {
+template <class V>
+void visit_fields(V& v, AdafactorConfig& c) {
   v("lr", c.lr, above(0), "learning rate where the schedule stands at 1");
   v("relative_step", c.relative_step, "learning rate min(0.01, 1 / sqrt(step)) in place of lr and schedule");
   v("scale_parameter", c.scale_parameter, "updates in proportion to the root mean square of the parameter");
@@ -40,8 +41,10 @@ class Adafactor final : public Optimizer {
  protected:
   std::vector<Slot> slots(const Parameter& p) const override {
     std::vector<Slot> out;
-    if (factored(p)) out = {{"row", {rows(p)}}, {"column", {columns(p)}}};
-    else out = {{"v", p.value.shape()}};
+    if (factored(p))
+      out = {{"row", {rows(p)}}, {"column", {columns(p)}}};
+    else
+      out = {{"v", p.value.shape()}};
     if (c_.momentum > 0) out.push_back({"m", p.value.shape()});
     return out;
   }
@@ -50,8 +53,10 @@ class Adafactor final : public Optimizer {
     const double lr = rate(s.lr, s.number);
     const double keep = 1 - std::pow(static_cast<double>(s.number), -c_.decay_exponent);
     Tensor u = Tensor::empty(p.value.shape());
-    if (factored(p)) divide_factored(p, state[0], state[1], keep, u);
-    else divide_full(p, state[0], keep, u);
+    if (factored(p))
+      divide_factored(p, state[0], state[1], keep, u);
+    else
+      divide_full(p, state[0], keep, u);
     const i64 n = p.value.numel();
     const double clip = std::max(1.0, root_mean_square(u.ptr<float>(), n) / c_.clip_threshold);
     const double scale = c_.scale_parameter ? std::max(c_.eps2, root_mean_square(p.value.ptr<float>(), n)) : 1.0;
@@ -101,7 +106,8 @@ class Adafactor final : public Optimizer {
     parallel_for(k, 64, [&](i64 begin, i64 end) {
       std::vector<double> sum(static_cast<std::size_t>(end - begin), 0.0);
       for (i64 i = 0; i < n; ++i)
-        for (i64 j = begin; j < end; ++j) sum[static_cast<std::size_t>(j - begin)] += static_cast<double>(g[i * k + j]) * g[i * k + j] + c_.eps1;
+        for (i64 j = begin; j < end; ++j)
+          sum[static_cast<std::size_t>(j - begin)] += static_cast<double>(g[i * k + j]) * g[i * k + j] + c_.eps1;
       for (i64 j = begin; j < end; ++j)
         c[j] = static_cast<float>(keep * c[j] + (1 - keep) * sum[static_cast<std::size_t>(j - begin)] / static_cast<double>(n));
     });
@@ -109,7 +115,8 @@ class Adafactor final : public Optimizer {
     for (i64 i = 0; i < n; ++i) mean += r[i];
     mean /= static_cast<double>(n);
     std::vector<float> by_column(static_cast<std::size_t>(k));
-    for (i64 j = 0; j < k; ++j) by_column[static_cast<std::size_t>(j)] = c[j] > 0 ? static_cast<float>(1 / std::sqrt(static_cast<double>(c[j]))) : 0.0f;
+    for (i64 j = 0; j < k; ++j)
+      by_column[static_cast<std::size_t>(j)] = c[j] > 0 ? static_cast<float>(1 / std::sqrt(static_cast<double>(c[j]))) : 0.0f;
     parallel_for(n, row_grain, [&](i64 begin, i64 end) {
       for (i64 i = begin; i < end; ++i) {
         const float by_row = r[i] > 0 ? static_cast<float>(std::sqrt(mean / r[i])) : 0.0f;

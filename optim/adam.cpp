@@ -1,5 +1,5 @@
-// adam.cpp: Adam (Kingma & Ba, "Adam: A Method for Stochastic Optimization", 2015, Algorithm 1): weight decay, where asked for, is L2: part of
-// the gradient. m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  w <- w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+// adam.cpp: Adam (Kingma & Ba, "Adam: A Method for Stochastic Optimization", 2015, Algorithm 1): weight decay, where asked for, is L2: part
+// of the gradient. m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  w <- w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 #include <cmath>
 
 #include "optim/optimizer.h"
@@ -12,7 +12,8 @@ struct AdamConfig {
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8, weight_decay = 0;
 };
-template <class V> void visit_fields(V& v, AdamConfig& c) {
+template <class V>
+void visit_fields(V& v, AdamConfig& c) {
   v("lr", c.lr, above(0), "learning rate where the schedule stands at 1");
   v("betas", c.betas, Range{0, 0.999999}, "memory of the mean and of the square of the gradient");
   v("eps", c.eps, above(0), "added to the root of the square");

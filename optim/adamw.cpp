@@ -12,7 +12,8 @@ struct AdamWConfig {
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8, weight_decay = 0.01;
 };
-template <class V> void visit_fields(V& v, AdamWConfig& c) {
+template <class V>
+void visit_fields(V& v, AdamWConfig& c) {
   v("lr", c.lr, above(0), "learning rate where the schedule stands at 1");
   v("betas", c.betas, Range{0, 0.999999}, "memory of the mean and of the square of the gradient");
   v("eps", c.eps, above(0), "added to the root of the square");

@@ -10,7 +10,8 @@ struct LionConfig {
   std::vector<double> betas = {0.9, 0.99};
   double weight_decay = 0.1;
 };
-template <class V> void visit_fields(V& v, LionConfig& c) {
+template <class V>
+void visit_fields(V& v, LionConfig& c) {
   v("lr", c.lr, above(0), "learning rate where the schedule stands at 1; three to ten times smaller than AdamW's");
   v("betas", c.betas, Range{0, 0.999999}, "share of the memory in the update, and its decay");
   v("weight_decay", c.weight_decay, at_least(0), "each step shrinks a weight by lr times this; not norms and biases");

@@ -18,25 +18,28 @@ namespace tapeformer {
 class Optimizer {
  public:
   struct Slot {
-    std::string name;                            // "m", "v"
-    Shape shape;                                 // starts at zero
+    std::string name;  // "m", "v"
+    Shape shape;       // starts at zero
   };
   struct Step {
     double lr = 0;
-    i64 number = 1;                              // 1 for the first step ever
+    i64 number = 1;  // 1 for the first step ever
   };
   virtual ~Optimizer() = default;
-  void attach(std::span<Parameter* const>);      // makes the state; once, before the first step
-  void step(double lr, i64 number);              // reads every grad, writes every value
+  void attach(std::span<Parameter* const>);  // makes the state; once, before the first step
+  void step(double lr, i64 number);          // reads every grad, writes every value
   // Every state tensor in a fixed order; a checkpoint reads and writes them through this.
   using Visit = std::function<void(const std::string& parameter, const std::string& slot, Tensor& value)>;
   void visit_state(const Visit&);
-  virtual double base_lr() const = 0;            // `lr` of the configuration, the schedule's factor 1
-  virtual double rate(double lr, i64 number) const { (void)number; return lr; }   // what is really used, for the log
+  virtual double base_lr() const = 0;  // `lr` of the configuration, the schedule's factor 1
+  virtual double rate(double lr, i64 number) const {
+    (void)number;
+    return lr;
+  }  // what is really used, for the log
 
  protected:
   virtual std::vector<Slot> slots(const Parameter&) const = 0;
-  virtual void update(Parameter&, std::span<Tensor> state, const Step&) const = 0;   // state in the order of slots()
+  virtual void update(Parameter&, std::span<Tensor> state, const Step&) const = 0;  // state in the order of slots()
 
  private:
   struct Attached {
@@ -53,11 +56,12 @@ struct OptimizerEntry {
   std::function<ConfigNode(const ConfigNode&)> resolve;
   std::function<std::vector<FieldHelp>()> explain;
 };
-Registry<OptimizerEntry>& optimizer_registry();                      // by optim.type
-std::unique_ptr<Optimizer> build_optimizer(const ConfigNode& optim, std::span<Parameter* const>);   // attached
-ConfigNode resolve_optimizer_config(const ConfigNode& optim);        // every default filled in; ConfigError on mistakes
+Registry<OptimizerEntry>& optimizer_registry();                                                    // by optim.type
+std::unique_ptr<Optimizer> build_optimizer(const ConfigNode& optim, std::span<Parameter* const>);  // attached
+ConfigNode resolve_optimizer_config(const ConfigNode& optim);  // every default filled in; ConfigError on mistakes
 
-template <class O> bool register_optimizer(const char* name, const char* summary, const char* file = __builtin_FILE()) {
+template <class O>
+bool register_optimizer(const char* name, const char* summary, const char* file = __builtin_FILE()) {
   using C = typename O::Config;
   return optimizer_registry().add(
       name,
@@ -66,18 +70,18 @@ template <class O> bool register_optimizer(const char* name, const char* summary
       file);
 }
 
-double grad_norm(std::span<Parameter* const>);                       // in double, in parameter order; NaN or infinity where a gradient has one
+double grad_norm(std::span<Parameter* const>);  // in double, in parameter order; NaN or infinity where a gradient has one
 void scale_grads(std::span<Parameter* const>, double factor);
 // Scales gradients down to the norm `limit` (0 = never); returns the norm before.
 double clip_grad_norm(std::span<Parameter* const>, double limit);
-void zero_grad(std::span<Parameter* const>);                         // drops them
+void zero_grad(std::span<Parameter* const>);  // drops them
 
 // Exponential moving average of the weights: e <- d e + (1 - d) w with d = min(decay, (1 + t) / (10 + t)) at step t.
 class Ema {
  public:
   Ema(std::span<Parameter* const>, double decay);
-  void update(i64 number);                                           // after optimizer step `number` (1, 2, ...)
-  void swap();                                                       // exchanges weights and averages
+  void update(i64 number);  // after optimizer step `number` (1, 2, ...)
+  void swap();              // exchanges weights and averages
   void visit(const std::function<void(const std::string& parameter, Tensor& value)>&);
 
  private:
@@ -85,10 +89,14 @@ class Ema {
   std::vector<Tensor> average_;
   double decay_;
 };
-class EmaScope {                                                     // the averages are the weights while alive; null does nothing
+class EmaScope {  // the averages are the weights while alive; null does nothing
  public:
-  explicit EmaScope(Ema* ema) : ema_(ema) { if (ema_) ema_->swap(); }
-  ~EmaScope() { if (ema_) ema_->swap(); }
+  explicit EmaScope(Ema* ema) : ema_(ema) {
+    if (ema_) ema_->swap();
+  }
+  ~EmaScope() {
+    if (ema_) ema_->swap();
+  }
   EmaScope(const EmaScope&) = delete;
 
  private:
@@ -96,6 +104,9 @@ class EmaScope {                                                     // the aver
 };
 
 // For update(): f(begin, end) over fixed chunks of a parameter's elements.
-template <class F> void sweep(const Parameter& p, F&& f) { parallel_for(p.value.numel(), 16384, f); }
+template <class F>
+void sweep(const Parameter& p, F&& f) {
+  parallel_for(p.value.numel(), 16384, f);
+}
 
 }  // namespace tapeformer

@@ -11,9 +11,7 @@ namespace {
 constexpr const char* kWarmupHelp = "steps of linear rise from 0; below 1: this share of all steps";
 
 // Steps that `warmup` means.
-double warmup_steps(double warmup, i64 total) {
-  return warmup < 1 ? std::round(warmup * static_cast<double>(total)) : std::round(warmup);
-}
+double warmup_steps(double warmup, i64 total) { return warmup < 1 ? std::round(warmup * static_cast<double>(total)) : std::round(warmup); }
 
 // Rises to 1 at the last warm-up step: (step + 1) / warmup; 1 afterwards.
 double rise(i64 step, double warmup) { return std::min(1.0, (static_cast<double>(step) + 1) / std::max(warmup, 1.0)); }
@@ -27,7 +25,10 @@ double progress(i64 step, double warmup, i64 total) {
 struct ConstantConfig {
   double warmup = 0;
 };
-template <class V> void visit_fields(V& v, ConstantConfig& c) { v("warmup", c.warmup, at_least(0), kWarmupHelp); }
+template <class V>
+void visit_fields(V& v, ConstantConfig& c) {
+  v("warmup", c.warmup, at_least(0), kWarmupHelp);
+}
 
 class Constant final : public Schedule {
  public:
@@ -42,7 +43,8 @@ class Constant final : public Schedule {
 struct LinearConfig {
   double warmup = 0, end = 0;
 };
-template <class V> void visit_fields(V& v, LinearConfig& c) {
+template <class V>
+void visit_fields(V& v, LinearConfig& c) {
   v("warmup", c.warmup, at_least(0), kWarmupHelp);
   v("end", c.end, Range{0, 1}, "share of lr at the end");
 }
@@ -78,8 +80,10 @@ class Cosine final : public Schedule {
 struct InverseSqrtConfig {
   double warmup = 4000;
 };
-template <class V> void visit_fields(V& v, InverseSqrtConfig& c) {
-  v("warmup", c.warmup, above(0), "steps of linear rise from 0, after which the rate falls as sqrt(warmup / step); below 1: share of all steps");
+template <class V>
+void visit_fields(V& v, InverseSqrtConfig& c) {
+  v("warmup", c.warmup, above(0),
+    "steps of linear rise from 0, after which the rate falls as sqrt(warmup / step); below 1: share of all steps");
 }
 
 // Vaswani et al., "Attention Is All You Need", 2017, eq. 3, scaled so that the peak is 1: min(t / w, sqrt(w / t)), t = step + 1.
@@ -99,7 +103,8 @@ class InverseSqrt final : public Schedule {
 struct OneCycleConfig {
   double warmup = 0.3, start = 0.04, end = 1e-4;
 };
-template <class V> void visit_fields(V& v, OneCycleConfig& c) {
+template <class V>
+void visit_fields(V& v, OneCycleConfig& c) {
   v("warmup", c.warmup, at_least(0), "steps until the peak; below 1: this share of all steps");
   v("start", c.start, Range{0, 1}, "share of lr at the first step");
   v("end", c.end, Range{0, 1}, "share of lr at the end");
@@ -127,7 +132,8 @@ struct PlateauConfig {
   i64 patience = 2;
   double threshold = 1e-4, end = 0.001;
 };
-template <class V> void visit_fields(V& v, PlateauConfig& c) {
+template <class V>
+void visit_fields(V& v, PlateauConfig& c) {
   v("warmup", c.warmup, at_least(0), kWarmupHelp);
   v("factor", c.factor, Range{0.01, 0.99}, "the rate is multiplied by this");
   v("patience", c.patience, at_least(0), "validations without progress that are waited for");
@@ -162,7 +168,8 @@ struct ExponentialConfig {
   i64 every = 1000;
   bool stairs = false;
 };
-template <class V> void visit_fields(V& v, ExponentialConfig& c) {
+template <class V>
+void visit_fields(V& v, ExponentialConfig& c) {
   v("warmup", c.warmup, at_least(0), kWarmupHelp);
   v("factor", c.factor, Range{0.001, 1}, "the rate is multiplied by this ...");
   v("every", c.every, at_least(1), "... every so many steps");
@@ -184,10 +191,13 @@ class Exponential final : public Schedule {
   double warmup_;
 };
 
-template <class S> ScheduleEntry entry(const char* summary) {
+template <class S>
+ScheduleEntry entry(const char* summary) {
   using C = typename S::Config;
   return {summary,
-          [](const ConfigNode& n, i64 total) -> std::unique_ptr<Schedule> { return std::make_unique<S>(read_config<C>(n, {}, {"type"}), total); },
+          [](const ConfigNode& n, i64 total) -> std::unique_ptr<Schedule> {
+            return std::make_unique<S>(read_config<C>(n, {}, {"type"}), total);
+          },
           [](const ConfigNode& n) { return write_config(read_config<C>(n, {}, {"type"})); }, [] { return explain_config<C>(); }};
 }
 

@@ -10,7 +10,8 @@ struct SgdConfig {
   bool nesterov = false;
   double weight_decay = 0;
 };
-template <class V> void visit_fields(V& v, SgdConfig& c) {
+template <class V>
+void visit_fields(V& v, SgdConfig& c) {
   v("lr", c.lr, above(0), "learning rate where the schedule stands at 1");
   v("momentum", c.momentum, Range{0, 0.9999}, "share of the last update that is kept");
   v("nesterov", c.nesterov, "look ahead along the momentum");

@@ -15,8 +15,7 @@ namespace {
 template <class F>
 Tensor generate(const Shape& shape, F&& value) {
   std::vector<double> v;
-  for (i64 i = 0; i < shape.numel(); ++i)
-    v.push_back(static_cast<double>(static_cast<float>(value(static_cast<std::uint64_t>(i)))));
+  for (i64 i = 0; i < shape.numel(); ++i) v.push_back(static_cast<double>(static_cast<float>(value(static_cast<std::uint64_t>(i)))));
   return Tensor::from(v, shape);
 }
 
@@ -35,16 +34,14 @@ Tensor off_zero(const Shape& shape, std::uint64_t seed) {
 
 Tensor distinct(const Shape& shape, std::uint64_t seed, double shift) {
   const KeyedPermutation order(static_cast<std::uint64_t>(std::max<i64>(shape.numel(), 1)), RngKey(seed));
-  return generate(shape, [&](std::uint64_t i) {
-    return shift + 0.125 * (static_cast<double>(order(i)) - static_cast<double>(shape.numel() / 2));
-  });
+  return generate(
+      shape, [&](std::uint64_t i) { return shift + 0.125 * (static_cast<double>(order(i)) - static_cast<double>(shape.numel() / 2)); });
 }
 
 Tensor integers(const Shape& shape, std::uint64_t seed, i64 low, i64 high) {
   std::vector<i64> v;
   for (i64 i = 0; i < shape.numel(); ++i)
-    v.push_back(low + static_cast<i64>(
-                          RngKey(seed).below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(high - low))));
+    v.push_back(low + static_cast<i64>(RngKey(seed).below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(high - low))));
   return Tensor::from(v, shape);
 }
 
@@ -66,8 +63,7 @@ Large make_large(Inputs inputs, Call call, double flops, i64 output_elements) {
 i64 flat_at(const Shape& shape, const Index& index) {
   i64 flat = 0;
   const int lead = static_cast<int>(index.size()) - shape.rank();
-  for (int i = 0; i < shape.rank(); ++i)
-    flat = flat * shape[i] + (shape[i] == 1 ? 0 : index[static_cast<std::size_t>(i + lead)]);
+  for (int i = 0; i < shape.rank(); ++i) flat = flat * shape[i] + (shape[i] == 1 ? 0 : index[static_cast<std::size_t>(i + lead)]);
   return flat;
 }
 
@@ -108,8 +104,7 @@ OpRow unary_row(const std::string& name, Unary op, double (*f)(double), const Ma
 
 Reference broadcast_reference(double (*f)(double, double)) {
   return [f](const std::vector<Plain>& in) {
-    return plain(broadcast(in[0].shape, in[1].shape, "reference"),
-                 [&](const Index& i) { return f(at(in[0], i), at(in[1], i)); });
+    return plain(broadcast(in[0].shape, in[1].shape, "reference"), [&](const Index& i) { return f(at(in[0], i), at(in[1], i)); });
   };
 }
 
@@ -118,19 +113,18 @@ std::vector<std::pair<Shape, Shape>> shape_pairs() {
           {{0, 3}, {1, 3}}, {{1}, {}},        {{3, 1, 2}, {3, 4, 2}}, {{1, 1}, {2}}};
 }
 
-OpRow binary_row(const std::string& name, bool differentiable, Binary op, double (*f)(double, double),
-                 const Make& make_a, const Make& make_b) {
+OpRow binary_row(const std::string& name, bool differentiable, Binary op, double (*f)(double, double), const Make& make_a,
+                 const Make& make_b) {
   OpRow row{name, differentiable, {}, {}, {}};
   const Call call = [op](const Inputs& in) { return op(in[0], in[1]); };
   for (const auto& [a, b] : shape_pairs())
     row.samples.push_back({a.str() + " " + b.str(), {make_a(a, 1), make_b(b, 2)}, call, broadcast_reference(f)});
-  row.errors = {
-      {[op] {
-         op(numbers({2, 3}, 1), numbers({4}, 2));
-       },
-       "[" + name + "] shapes do not broadcast: got [2, 3] and [4]"},
-      {[op] { op(numbers({2}, 1), Tensor::zeros({2})); }, "[" + name + "] element types differ: got f64 and f32"},
-      {[op] { op(flags({2}, 1), flags({2}, 1)); }, "[" + name + "] got element type u8, expected f32 or f64"}};
+  row.errors = {{[op] {
+                   op(numbers({2, 3}, 1), numbers({4}, 2));
+                 },
+                 "[" + name + "] shapes do not broadcast: got [2, 3] and [4]"},
+                {[op] { op(numbers({2}, 1), Tensor::zeros({2})); }, "[" + name + "] element types differ: got f64 and f32"},
+                {[op] { op(flags({2}, 1), flags({2}, 1)); }, "[" + name + "] got element type u8, expected f32 or f64"}};
   row.large = [call, make_a, make_b](i64 n) {
     return make_large({make_a({n / 250, 250}, 1), make_b({250}, 2)}, call, static_cast<double>(n), n);
   };
@@ -139,8 +133,7 @@ OpRow binary_row(const std::string& name, bool differentiable, Binary op, double
 
 OpRow compare_row(const std::string& name, Binary op, double (*f)(double, double)) {
   OpRow row = binary_row(name, false, op, f, whole, whole);
-  row.samples.push_back(
-      {"i64", {integers({3, 4}, 1, 0, 3), integers({4}, 2, 0, 3)}, row.samples[0].call, broadcast_reference(f)});
+  row.samples.push_back({"i64", {integers({3, 4}, 1, 0, 3), integers({4}, 2, 0, 3)}, row.samples[0].call, broadcast_reference(f)});
   return row;
 }
 
@@ -161,17 +154,15 @@ OpRow pow_row() {
   for (double p : {2.0, 3.0, -1.0, 0.5, 0.0, 1.0, 2.5}) {
     const Call call = [p](const Inputs& in) { return ops::pow(in[0], p); };
     for (const Shape& s : {Shape{3, 5}, {}, {0, 2}})
-      row.samples.push_back(
-          {fmt::format("{} {}", p, s.str()), {positive(s, 1)}, call, [p](const std::vector<Plain>& in) {
-             return plain(in[0].shape, [&](const Index& i) { return std::pow(at(in[0], i), p); });
-           }});
+      row.samples.push_back({fmt::format("{} {}", p, s.str()), {positive(s, 1)}, call, [p](const std::vector<Plain>& in) {
+                               return plain(in[0].shape, [&](const Index& i) { return std::pow(at(in[0], i), p); });
+                             }});
   }
   row.samples.push_back({"negative base",
                          {off_zero({9}, 3)},
                          [](const Inputs& in) { return ops::pow(in[0], 3); },
                          [](const std::vector<Plain>& in) {
-                           return plain(in[0].shape,
-                                        [&](const Index& i) { return at(in[0], i) * at(in[0], i) * at(in[0], i); });
+                           return plain(in[0].shape, [&](const Index& i) { return at(in[0], i) * at(in[0], i) * at(in[0], i); });
                          }});
   row.errors = {{[] { ops::pow(flags({2}, 1), 2); }, "[pow] got element type u8"}};
   row.large = [](i64 n) {
@@ -185,25 +176,21 @@ OpRow where_row() {
   OpRow row{"where", true, {}, {}, {}};
   const Call call = [](const Inputs& in) { return ops::where(in[0], in[1], in[2]); };
   const auto add = [&](const Shape& c, const Shape& a, const Shape& b) {
-    row.samples.push_back(
-        {c.str() + a.str() + b.str(), {flags(c, 1), any(a, 2), any(b, 3)}, call, [](const std::vector<Plain>& in) {
-           const Shape s = broadcast(in[0].shape, broadcast(in[1].shape, in[2].shape, "where"), "where");
-           return plain(s, [&](const Index& i) { return at(in[0], i) != 0 ? at(in[1], i) : at(in[2], i); });
-         }});
+    row.samples.push_back({c.str() + a.str() + b.str(), {flags(c, 1), any(a, 2), any(b, 3)}, call, [](const std::vector<Plain>& in) {
+                             const Shape s = broadcast(in[0].shape, broadcast(in[1].shape, in[2].shape, "where"), "where");
+                             return plain(s, [&](const Index& i) { return at(in[0], i) != 0 ? at(in[1], i) : at(in[2], i); });
+                           }});
   };
   add({3, 4}, {3, 4}, {3, 4});
   add({2, 1, 4}, {3, 1}, {});
   add({}, {2, 3}, {3});
   add({5}, {}, {});
   add({0, 2}, {1, 2}, {2});
-  row.errors = {
-      {[] { ops::where(any({2}, 1), any({2}, 1), any({2}, 1)); }, "[where] the condition is f64, expected u8"},
-      {[] { ops::where(flags({2}, 1), any({3}, 1), any({2}, 1)); }, "[where] shapes do not broadcast: got [3] and [2]"},
-      {[] { ops::where(flags({2}, 1), any({2}, 1), Tensor::zeros({2})); },
-       "[where] element types differ: got f64 and f32"}};
+  row.errors = {{[] { ops::where(any({2}, 1), any({2}, 1), any({2}, 1)); }, "[where] the condition is f64, expected u8"},
+                {[] { ops::where(flags({2}, 1), any({3}, 1), any({2}, 1)); }, "[where] shapes do not broadcast: got [3] and [2]"},
+                {[] { ops::where(flags({2}, 1), any({2}, 1), Tensor::zeros({2})); }, "[where] element types differ: got f64 and f32"}};
   row.large = [call](i64 n) {
-    return make_large({flags({n / 250, 250}, 1), any({n / 250, 250}, 2), any({250}, 3)}, call, static_cast<double>(n),
-                      n);
+    return make_large({flags({n / 250, 250}, 1), any({n / 250, 250}, 2), any({250}, 3)}, call, static_cast<double>(n), n);
   };
   return row;
 }
@@ -211,13 +198,12 @@ OpRow where_row() {
 OpRow mask_rows_row() {
   OpRow row{"mask_rows", true, {}, {}, {}};
   const Call call = [](const Inputs& in) { return ops::mask_rows(in[0], in[1]); };
-  for (const auto& [x, m] : std::vector<std::pair<Shape, Shape>>{
-           {{2, 3, 4}, {2, 3}}, {{5, 1}, {5}}, {{3}, {}}, {{0, 3}, {0}}, {{3, 0}, {3}}})
-    row.samples.push_back({x.str(), {any(x, 1), flags(m, 2)}, call, [](const std::vector<Plain>& in) {
-                             return plain(in[0].shape, [&](const Index& i) {
-                               return at(in[1], Index(i.begin(), i.end() - 1)) != 0 ? at(in[0], i) : 0.0;
-                             });
-                           }});
+  for (const auto& [x, m] :
+       std::vector<std::pair<Shape, Shape>>{{{2, 3, 4}, {2, 3}}, {{5, 1}, {5}}, {{3}, {}}, {{0, 3}, {0}}, {{3, 0}, {3}}})
+    row.samples.push_back(
+        {x.str(), {any(x, 1), flags(m, 2)}, call, [](const std::vector<Plain>& in) {
+           return plain(in[0].shape, [&](const Index& i) { return at(in[1], Index(i.begin(), i.end() - 1)) != 0 ? at(in[0], i) : 0.0; });
+         }});
   row.errors = {{[] {
                    ops::mask_rows(any({2, 3}, 1), flags({3}, 1));
                  },
@@ -236,10 +222,10 @@ OpRow straight_through_row() {  // value and soft are the same numbers here, so 
   const Call call = [](const Inputs& in) { return ops::straight_through(in[0].detach(), in[0]); };
   for (const Shape& s : {Shape{3, 5}, {}, {0, 2}})
     row.samples.push_back({s.str(), {any(s, 1)}, call, [](const std::vector<Plain>& in) { return in[0]; }, 0});
-  row.errors = {{[] { ops::straight_through(any({2}, 1), any({3}, 1)); },
-                 "[straight_through] got [2] and [3], expected the same shape and type"},
-                {[] { ops::straight_through(any({2}, 1), Tensor::zeros({2})); },
-                 "[straight_through] got [2] and [2], expected the same shape and type"}};
+  row.errors = {
+      {[] { ops::straight_through(any({2}, 1), any({3}, 1)); }, "[straight_through] got [2] and [3], expected the same shape and type"},
+      {[] { ops::straight_through(any({2}, 1), Tensor::zeros({2})); },
+       "[straight_through] got [2] and [2], expected the same shape and type"}};
   row.large = [call](i64 n) { return make_large({any({n}, 1)}, call, 0, n); };
   return row;
 }
@@ -294,8 +280,7 @@ void add_arithmetic(std::vector<OpRow>& rows) {
   rows.push_back(unary_row(
       "gelu", ops::gelu, [](D x) { return x * normal_cdf(x); }, any));
   rows.push_back(unary_row(
-      "gelu_tanh", ops::gelu_tanh,
-      [](D x) { return x / 2 * (1 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x))); }, any));
+      "gelu_tanh", ops::gelu_tanh, [](D x) { return x / 2 * (1 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x))); }, any));
   rows.push_back(unary_row(
       "silu", ops::silu, [](D x) { return x * logistic(x); }, any));
   rows.push_back(unary_row(

@@ -55,11 +55,11 @@ void add_products(std::vector<OpRow>&);
 void add_attention(std::vector<OpRow>&);
 
 Tensor numbers(const Shape&, std::uint64_t seed, double low = -2, double high = 2);  // f64
-Tensor off_zero(const Shape&, std::uint64_t seed);                     // magnitudes 0.2 to 2: away from kinks at 0
-Tensor distinct(const Shape&, std::uint64_t seed, double shift = 0);   // 0.125 apart, in random order
-Tensor integers(const Shape&, std::uint64_t seed, i64 low, i64 high);  // i64, low <= x < high
-Tensor flags(const Shape&, std::uint64_t seed, double ones = 0.6);     // u8
-Large make_large(Inputs, Call, double flops, i64 output_elements);     // f64 inputs become f32; counts the bytes
+Tensor off_zero(const Shape&, std::uint64_t seed);                                   // magnitudes 0.2 to 2: away from kinks at 0
+Tensor distinct(const Shape&, std::uint64_t seed, double shift = 0);                 // 0.125 apart, in random order
+Tensor integers(const Shape&, std::uint64_t seed, i64 low, i64 high);                // i64, low <= x < high
+Tensor flags(const Shape&, std::uint64_t seed, double ones = 0.6);                   // u8
+Large make_large(Inputs, Call, double flops, i64 output_elements);                   // f64 inputs become f32; counts the bytes
 
 using Index = std::vector<i64>;
 i64 flat_at(const Shape&, const Index&);  // aligned at the last axis; size 1 repeats

@@ -26,8 +26,7 @@ struct Named {
   const AttentionCase& c;
   const T* find(const Shape AttentionCase::*which) const {
     std::size_t k = 3;
-    for (auto member :
-         {&AttentionCase::key_mask, &AttentionCase::query_mask, &AttentionCase::key_bias, &AttentionCase::pair_bias}) {
+    for (auto member : {&AttentionCase::key_mask, &AttentionCase::query_mask, &AttentionCase::key_bias, &AttentionCase::pair_bias}) {
       if (member == which) return (c.*member).rank() > 0 ? &in[k] : nullptr;
       if ((c.*member).rank() > 0) ++k;
     }
@@ -82,16 +81,7 @@ OpRow attention_row() {
       {"shared keys and values", {2, 3, 3, 2}, {1, 1, 4, 2}, {2, 1, 4, 2}},
       {"masks", {2, 2, 4, 3}, {2, 2, 5, 3}, {2, 2, 5, 2}, false, 0, {2, 5}, {2, 4}},
       {"biases", {2, 2, 3, 2}, {2, 2, 4, 2}, {2, 2, 4, 2}, false, 0, {}, {}, {2, 2, 4}, {2, 2, 3, 4}},
-      {"shared biases, causal, masked",
-       {2, 2, 3, 2},
-       {2, 2, 4, 2},
-       {2, 2, 4, 2},
-       true,
-       0,
-       {2, 4},
-       {},
-       {1, 2, 4},
-       {2, 1, 3, 4}},
+      {"shared biases, causal, masked", {2, 2, 3, 2}, {2, 2, 4, 2}, {2, 2, 4, 2}, true, 0, {2, 4}, {}, {1, 2, 4}, {2, 1, 3, 4}},
       {"dropout", {2, 2, 3, 2}, {2, 2, 6, 2}, {2, 2, 6, 2}, false, 0, {}, {}, {}, {}, 0.3}};
   for (const AttentionCase& c : cases) {
     Inputs in{numbers(c.q, 1), numbers(c.k, 2), numbers(c.v, 3)};
@@ -132,8 +122,7 @@ OpRow attention_row() {
        "[attention] query_mask is f64 [2, 3], expected u8 [2, 3]"},
       {[=] { run(s, s, s, with([](auto& o) {
                    o.key_bias = numbers({2, 3}, 1);
-                 })); },
-       "[attention] key_bias is [2, 3], expected [B, H, M]"},
+                 })); }, "[attention] key_bias is [2, 3], expected [B, H, M]"},
       {[=] { run(s, s, s, with([](auto& o) {
                    o.pair_bias = numbers({2, 3, 3, 3}, 1);
                  })); },
@@ -146,8 +135,7 @@ OpRow attention_row() {
              }));
        },
        "[attention] got 1 sample indices for q [2, 2, 3, 4]"},
-      {[=] { ops::attention(numbers(s, 1), Tensor::zeros(s), numbers(s, 1)); },
-       "[attention] element types differ: got f64, f32 and f64"}};
+      {[=] { ops::attention(numbers(s, 1), Tensor::zeros(s), numbers(s, 1)); }, "[attention] element types differ: got f64, f32 and f64"}};
   row.large = [](i64 n) {
     const i64 length = std::max<i64>(8, n / (2 * 4 * 32));
     const Shape shape{2, 4, length, 32};
@@ -205,14 +193,13 @@ Plain linear_of(const Plains& in, const LinearCase& c) {
 
 OpRow linear_attention_row() {
   OpRow row{"linear_attention", true, {}, {}, {}};
-  const std::vector<LinearCase> cases{
-      {"plain", {2, 2, 5, 3}, {2, 2, 5, 2}},
-      {"one of each", {1, 1, 1, 1}, {1, 1, 1, 1}},
-      {"causal in chunks", {2, 1, 7, 2}, {2, 1, 7, 3}, true, false, true, false, 1, 3},
-      {"masked", {2, 2, 4, 2}, {2, 2, 4, 2}, false, true},
-      {"causal, masked, from a state", {2, 1, 5, 2}, {2, 1, 5, 3}, true, true, true, true, 1, 2},
-      {"not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, false, true, false, false, 0.7},
-      {"causal, not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, true, false, false, false, 0.7, 2}};
+  const std::vector<LinearCase> cases{{"plain", {2, 2, 5, 3}, {2, 2, 5, 2}},
+                                      {"one of each", {1, 1, 1, 1}, {1, 1, 1, 1}},
+                                      {"causal in chunks", {2, 1, 7, 2}, {2, 1, 7, 3}, true, false, true, false, 1, 3},
+                                      {"masked", {2, 2, 4, 2}, {2, 2, 4, 2}, false, true},
+                                      {"causal, masked, from a state", {2, 1, 5, 2}, {2, 1, 5, 3}, true, true, true, true, 1, 2},
+                                      {"not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, false, true, false, false, 0.7},
+                                      {"causal, not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, true, false, false, false, 0.7, 2}};
   for (const LinearCase& c : cases) {
     Inputs in{numbers(c.q, 1, 0.1, 1), numbers(c.q, 2, 0.1, 1), numbers(c.v, 3)};
     if (c.masked) in.push_back(flags({c.q[0], c.q[2]}, 4));
@@ -229,18 +216,17 @@ OpRow linear_attention_row() {
     set(o);
     ops::linear_attention(numbers(s, 1), numbers(s, 1), numbers(s, 1), o);
   };
-  row.errors = {{[s] {
-                   ops::linear_attention(numbers(s, 1), numbers({2, 2, 4, 4}, 1), numbers(s, 1));
-                 },
-                 "[linear_attention] got q [2, 2, 3, 4], k [2, 2, 4, 4]"},
-                {[=] { run([](auto& o) { o.mask = flags({3}, 1); }); },
-                 "[linear_attention] mask is u8 [3], expected u8 [2, 3] with 1 = real"},
-                {[=] { run([](auto& o) { o.chunk = 0; }); }, "[linear_attention] chunk is 0, expected at least 1"},
-                {[=] { run([](auto& o) {
-                         o.S0 = numbers({2, 2, 4, 4}, 1);
-                       }); },
-                 "[linear_attention] a state is S0 and z0 together, with causal"},
-                {[s] { ops::linear_attention(numbers(s, 1), Tensor::zeros(s), numbers(s, 1)); }, "f64"}};
+  row.errors = {
+      {[s] {
+         ops::linear_attention(numbers(s, 1), numbers({2, 2, 4, 4}, 1), numbers(s, 1));
+       },
+       "[linear_attention] got q [2, 2, 3, 4], k [2, 2, 4, 4]"},
+      {[=] { run([](auto& o) { o.mask = flags({3}, 1); }); }, "[linear_attention] mask is u8 [3], expected u8 [2, 3] with 1 = real"},
+      {[=] { run([](auto& o) { o.chunk = 0; }); }, "[linear_attention] chunk is 0, expected at least 1"},
+      {[=] { run([](auto& o) {
+               o.S0 = numbers({2, 2, 4, 4}, 1);
+             }); }, "[linear_attention] a state is S0 and z0 together, with causal"},
+      {[s] { ops::linear_attention(numbers(s, 1), Tensor::zeros(s), numbers(s, 1)); }, "f64"}};
   row.large = [](i64 n) {
     const i64 length = std::max<i64>(8, n / (2 * 4 * 32));
     const Shape shape{2, 4, length, 32};

@@ -42,31 +42,30 @@ OpRow matmul_row() {
                              });
                            },
                            64});
-  row.errors = {
-      {[] {
-         ops::matmul(numbers({8, 512}, 1), numbers({256, 64}, 1));
-       },
-       "[matmul] inner dimensions differ: got a [8, 512] and b [256, 64], expected a [..., m, k] and b [..., k, n]"},
-      {[] {
-         ops::matmul(numbers({3}, 1), numbers({3, 2}, 1));
-       },
-       "[matmul] inner dimensions differ: got a [3]"},
-      {[] {
-         ops::matmul(numbers({2, 3}, 1), Tensor::zeros({3, 2}));
-       },
-       "[matmul] element types differ: got f64 and f32"},
-      {[] {
-         ops::matmul(numbers({2, 1, 3}, 1), numbers({3, 3, 2}, 1));
-       },
-       "[matmul] shapes do not broadcast: got [2] and [3]"},
-      {[] {
-         ops::matmul(flags({2, 3}, 1), flags({3, 2}, 1));
-       },
-       "[matmul] got element type u8"}};
+  row.errors = {{[] {
+                   ops::matmul(numbers({8, 512}, 1), numbers({256, 64}, 1));
+                 },
+                 "[matmul] inner dimensions differ: got a [8, 512] and b [256, 64], expected a [..., m, k] and b [..., k, n]"},
+                {[] {
+                   ops::matmul(numbers({3}, 1), numbers({3, 2}, 1));
+                 },
+                 "[matmul] inner dimensions differ: got a [3]"},
+                {[] {
+                   ops::matmul(numbers({2, 3}, 1), Tensor::zeros({3, 2}));
+                 },
+                 "[matmul] element types differ: got f64 and f32"},
+                {[] {
+                   ops::matmul(numbers({2, 1, 3}, 1), numbers({3, 3, 2}, 1));
+                 },
+                 "[matmul] shapes do not broadcast: got [2] and [3]"},
+                {[] {
+                   ops::matmul(flags({2, 3}, 1), flags({3, 2}, 1));
+                 },
+                 "[matmul] got element type u8"}};
   row.large = [call](i64 n) {
     const i64 m = n / 512;
-    return make_large({numbers({2, m, 256}, 1), numbers({2, 256, 192}, 2)}, call,
-                      2.0 * 2 * static_cast<double>(m) * 256 * 192, 2 * m * 192);
+    return make_large({numbers({2, m, 256}, 1), numbers({2, 256, 192}, 2)}, call, 2.0 * 2 * static_cast<double>(m) * 256 * 192,
+                      2 * m * 192);
   };
   return row;
 }
@@ -79,9 +78,7 @@ OpRow linear_row() {
       Inputs in{numbers(x, 1), numbers(w, 2)};
       if (biased) in.push_back(numbers({w[1]}, 3));
       row.samples.push_back({fmt::format("{} {} bias {}", x.str(), w.str(), biased), std::move(in),
-                             [](const Inputs& in) {
-                               return in.size() == 3 ? ops::linear(in[0], in[1], in[2]) : ops::linear(in[0], in[1]);
-                             },
+                             [](const Inputs& in) { return in.size() == 3 ? ops::linear(in[0], in[1], in[2]) : ops::linear(in[0], in[1]); },
                              [](const Plains& in) {
                                Shape s = in[0].shape.without(-1);
                                s.push_back(in[1].shape[1]);
@@ -111,8 +108,7 @@ OpRow linear_row() {
     const i64 rows = n / 256;
     return make_large(
         {numbers({rows, 256}, 1), numbers({256, 128}, 2), numbers({128}, 3)},
-        [](const Inputs& in) { return ops::linear(in[0], in[1], in[2]); }, 2.0 * static_cast<double>(rows) * 256 * 128,
-        rows * 128);
+        [](const Inputs& in) { return ops::linear(in[0], in[1], in[2]); }, 2.0 * static_cast<double>(rows) * 256 * 128, rows * 128);
   };
   return row;
 }
@@ -130,17 +126,13 @@ double conv_at(const Plains& in, const ops::Conv2dOptions& o, const Index& i) { 
   for (i64 c = 0; c < per_group; ++c)
     for (i64 p = 0; p < w.shape[2]; ++p)
       for (i64 q = 0; q < w.shape[3]; ++q) {
-        const i64 r = i[1] * o.stride_h + p * o.dilation_h - o.pad_top,
-                  s = i[2] * o.stride_w + q * o.dilation_w - o.pad_left;
-        if (r >= 0 && r < x.shape[1] && s >= 0 && s < x.shape[2])
-          sum += at(x, {i[0], r, s, first + c}) * at(w, {i[3], c, p, q});
+        const i64 r = i[1] * o.stride_h + p * o.dilation_h - o.pad_top, s = i[2] * o.stride_w + q * o.dilation_w - o.pad_left;
+        if (r >= 0 && r < x.shape[1] && s >= 0 && s < x.shape[2]) sum += at(x, {i[0], r, s, first + c}) * at(w, {i[3], c, p, q});
       }
   return sum;
 }
 
-i64 positions(i64 size, i64 taps, i64 stride, i64 dilation, i64 pad) {
-  return (size + pad - dilation * (taps - 1) - 1) / stride + 1;
-}
+i64 positions(i64 size, i64 taps, i64 stride, i64 dilation, i64 pad) { return (size + pad - dilation * (taps - 1) - 1) / stride + 1; }
 
 Plain conv_of(const Plains& in, const ops::Conv2dOptions& o) {
   const Shape &x = in[0].shape, &w = in[1].shape;
@@ -167,13 +159,10 @@ OpRow conv2d_row() {
       {{2, 7, 7, 2}, {3, 2, 3, 2}, {.stride_h = 3, .stride_w = 2}, true},
       {{0, 3, 3, 1}, {2, 1, 2, 2}, {}, true}};
   for (const ConvCase& c : cases)
-    row.samples.push_back({fmt::format("{} {} groups {}", c.x.str(), c.w.str(), c.o.groups),
-                           conv_inputs(c.x, c.w, c.biased),
+    row.samples.push_back({fmt::format("{} {} groups {}", c.x.str(), c.w.str(), c.o.groups), conv_inputs(c.x, c.w, c.biased),
                            [o = c.o](const Inputs& in) { return ops::conv2d(in[0], in[1], bias_of(in), o); },
                            [o = c.o](const Plains& in) { return conv_of(in, o); }, 64});
-  const auto run = [](const Shape& x, const Shape& w, const ops::Conv2dOptions& o) {
-    ops::conv2d(numbers(x, 1), numbers(w, 1), {}, o);
-  };
+  const auto run = [](const Shape& x, const Shape& w, const ops::Conv2dOptions& o) { ops::conv2d(numbers(x, 1), numbers(w, 1), {}, o); };
   row.errors = {{[run] {
                    run({2, 4, 5}, {2, 3, 2, 3}, {});
                  },
@@ -206,9 +195,7 @@ OpRow conv2d_row() {
     const i64 b = std::max<i64>(1, n / (16 * 16 * 16));
     return make_large(
         conv_inputs({b, 16, 16, 16}, {24, 16, 3, 3}, true),
-        [](const Inputs& in) {
-          return ops::conv2d(in[0], in[1], in[2], {.pad_top = 1, .pad_bottom = 1, .pad_left = 1, .pad_right = 1});
-        },
+        [](const Inputs& in) { return ops::conv2d(in[0], in[1], in[2], {.pad_top = 1, .pad_bottom = 1, .pad_left = 1, .pad_right = 1}); },
         2.0 * static_cast<double>(b) * 256 * 16 * 24 * 9, b * 256 * 24);
   };
   return row;
@@ -221,32 +208,27 @@ OpRow conv1d_row() {
     ops::ConvOptions o;
     bool biased;
   };
-  const std::vector<Case> cases{
-      {{2, 6, 3}, {4, 3, 3}, {}, true},
-      {{2, 7, 4}, {4, 1, 3}, {.dilation = 2, .groups = 4, .pad_before = 4}, true},
-      {{1, 9, 4}, {6, 2, 2}, {.stride = 3, .groups = 2, .pad_before = 1, .pad_after = 2}, false},
-      {{3, 1, 1}, {1, 1, 1}, {}, true},
-      {{0, 4, 2}, {3, 2, 2}, {}, true}};
+  const std::vector<Case> cases{{{2, 6, 3}, {4, 3, 3}, {}, true},
+                                {{2, 7, 4}, {4, 1, 3}, {.dilation = 2, .groups = 4, .pad_before = 4}, true},
+                                {{1, 9, 4}, {6, 2, 2}, {.stride = 3, .groups = 2, .pad_before = 1, .pad_after = 2}, false},
+                                {{3, 1, 1}, {1, 1, 1}, {}, true},
+                                {{0, 4, 2}, {3, 2, 2}, {}, true}};
   for (const Case& c : cases)
-    row.samples.push_back({fmt::format("{} {} groups {}", c.x.str(), c.w.str(), c.o.groups),
-                           conv_inputs(c.x, c.w, c.biased),
-                           [o = c.o](const Inputs& in) { return ops::conv1d(in[0], in[1], bias_of(in), o); },
-                           [o = c.o](const Plains& in) {
-                             Plains wide = in;
-                             wide[0].shape = {in[0].shape[0], 1, in[0].shape[1], in[0].shape[2]};
-                             wide[1].shape = {in[1].shape[0], in[1].shape[1], 1, in[1].shape[2]};
-                             Plain y = conv_of(wide, {.stride_w = o.stride,
-                                                      .dilation_w = o.dilation,
-                                                      .groups = o.groups,
-                                                      .pad_left = o.pad_before,
-                                                      .pad_right = o.pad_after});
-                             y.shape = {y.shape[0], y.shape[2], y.shape[3]};
-                             return y;
-                           },
-                           64});
-  const auto run = [](const Shape& x, const Shape& w, const ops::ConvOptions& o) {
-    ops::conv1d(numbers(x, 1), numbers(w, 1), {}, o);
-  };
+    row.samples.push_back(
+        {fmt::format("{} {} groups {}", c.x.str(), c.w.str(), c.o.groups), conv_inputs(c.x, c.w, c.biased),
+         [o = c.o](const Inputs& in) { return ops::conv1d(in[0], in[1], bias_of(in), o); },
+         [o = c.o](const Plains& in) {
+           Plains wide = in;
+           wide[0].shape = {in[0].shape[0], 1, in[0].shape[1], in[0].shape[2]};
+           wide[1].shape = {in[1].shape[0], in[1].shape[1], 1, in[1].shape[2]};
+           Plain y = conv_of(
+               wide,
+               {.stride_w = o.stride, .dilation_w = o.dilation, .groups = o.groups, .pad_left = o.pad_before, .pad_right = o.pad_after});
+           y.shape = {y.shape[0], y.shape[2], y.shape[3]};
+           return y;
+         },
+         64});
+  const auto run = [](const Shape& x, const Shape& w, const ops::ConvOptions& o) { ops::conv1d(numbers(x, 1), numbers(w, 1), {}, o); };
   row.errors = {{[run] {
                    run({2, 6}, {4, 3, 3}, {});
                  },
@@ -270,8 +252,7 @@ OpRow conv1d_row() {
   row.large = [](i64 n) {
     const i64 b = std::max<i64>(1, n / (64 * 32));
     return make_large(
-        conv_inputs({b, 64, 32}, {48, 32, 3}, true),
-        [](const Inputs& in) { return ops::conv1d(in[0], in[1], in[2], {.pad_before = 2}); },
+        conv_inputs({b, 64, 32}, {48, 32, 3}, true), [](const Inputs& in) { return ops::conv1d(in[0], in[1], in[2], {.pad_before = 2}); },
         2.0 * static_cast<double>(b) * 64 * 32 * 48 * 3, b * 64 * 48);
   };
   return row;

@@ -117,16 +117,15 @@ OpRow max_row() {
                 {[] { ops::max(numbers({3}, 1), 1); }, "axis 1 is out of range"}};
   row.large = [](i64 n) {
     return make_large(
-        {numbers({n / 250, 250}, 1)}, [](const Inputs& in) { return ops::max(in[0], 1); }, static_cast<double>(n),
-        n / 250);
+        {numbers({n / 250, 250}, 1)}, [](const Inputs& in) { return ops::max(in[0], 1); }, static_cast<double>(n), n / 250);
   };
   return row;
 }
 
 OpRow cumsum_row() {
   OpRow row{"cumsum", true, {}, {}, {}};
-  for (const auto& [s, axis] : std::vector<std::pair<Shape, int>>{
-           {{7}, 0}, {{3, 4, 5}, 0}, {{3, 4, 5}, 1}, {{3, 4, 5}, -1}, {{0, 3}, 0}, {{2, 1}, 1}})
+  for (const auto& [s, axis] :
+       std::vector<std::pair<Shape, int>>{{{7}, 0}, {{3, 4, 5}, 0}, {{3, 4, 5}, 1}, {{3, 4, 5}, -1}, {{0, 3}, 0}, {{2, 1}, 1}})
     row.samples.push_back({fmt::format("{} along {}", s.str(), axis),
                            {numbers(s, 1)},
                            [axis = axis](const Inputs& in) { return ops::cumsum(in[0], axis); },
@@ -142,8 +141,7 @@ OpRow cumsum_row() {
                 {[] { ops::cumsum(flags({3}, 1), 0); }, "[cumsum] got element type u8"}};
   row.large = [](i64 n) {
     return make_large(
-        {numbers({n / 2000, 20, 100}, 1)}, [](const Inputs& in) { return ops::cumsum(in[0], 1); },
-        static_cast<double>(n), n);
+        {numbers({n / 2000, 20, 100}, 1)}, [](const Inputs& in) { return ops::cumsum(in[0], 1); }, static_cast<double>(n), n);
   };
   return row;
 }
@@ -171,8 +169,8 @@ OpRow softmax_row() {
                            {numbers(s, 1, -4, 4)},
                            [](const Inputs& in) { return ops::softmax(in[0]); },
                            [](const Plains& in) { return softmax_of(in[0], nullptr, false); }});
-  for (const auto& [s, k] : std::vector<std::pair<Shape, Shape>>{
-           {{3, 5}, {3, 5}}, {{2, 3, 19}, {19}}, {{2, 3, 4}, {2, 1, 4}}, {{6, 2}, {6, 2}}})
+  for (const auto& [s, k] :
+       std::vector<std::pair<Shape, Shape>>{{{3, 5}, {3, 5}}, {{2, 3, 19}, {19}}, {{2, 3, 4}, {2, 1, 4}}, {{6, 2}, {6, 2}}})
     row.samples.push_back({s.str() + " keep " + k.str(),
                            {numbers(s, 1, -4, 4), flags(k, 2, 0.5)},
                            [](const Inputs& in) { return ops::softmax(in[0], in[1]); },
@@ -182,8 +180,7 @@ OpRow softmax_row() {
                 {[] { ops::softmax(numbers({3}, 1), flags({4}, 1)); }, "shapes do not broadcast: got [4] and [3]"}};
   row.large = [](i64 n) {
     return make_large(
-        {numbers({n / 100, 100}, 1)}, [](const Inputs& in) { return ops::softmax(in[0]); },
-        5.0 * static_cast<double>(n), n);
+        {numbers({n / 100, 100}, 1)}, [](const Inputs& in) { return ops::softmax(in[0]); }, 5.0 * static_cast<double>(n), n);
   };
   return row;
 }
@@ -195,23 +192,20 @@ OpRow log_softmax_row() {
                            {numbers(s, 1, -4, 4)},
                            [](const Inputs& in) { return ops::log_softmax(in[0]); },
                            [](const Plains& in) { return softmax_of(in[0], nullptr, true); }});
-  for (const auto& [s, k] :
-       std::vector<std::pair<Shape, Shape>>{{{3, 5}, {3, 5}}, {{2, 3, 19}, {19}}, {{2, 3, 4}, {2, 1, 4}}})
-    row.samples.push_back(
-        {s.str() + " keep " + k.str(),
-         {numbers(s, 1, -4, 4), flags(k, 2, 0.5)},
-         [](const Inputs& in) { return ops::log_softmax(in[0], in[1]); },
-         [](const Plains& in) {
-           Plain y = softmax_of(in[0], &in[1], true);
-           std::size_t flat = 0;
-           for_each_index(in[0].shape, [&](const Index& i) { y.v[flat] = at(in[1], i) != 0 ? y.v[flat] : 0, ++flat; });
-           return y;
-         }});
+  for (const auto& [s, k] : std::vector<std::pair<Shape, Shape>>{{{3, 5}, {3, 5}}, {{2, 3, 19}, {19}}, {{2, 3, 4}, {2, 1, 4}}})
+    row.samples.push_back({s.str() + " keep " + k.str(),
+                           {numbers(s, 1, -4, 4), flags(k, 2, 0.5)},
+                           [](const Inputs& in) { return ops::log_softmax(in[0], in[1]); },
+                           [](const Plains& in) {
+                             Plain y = softmax_of(in[0], &in[1], true);
+                             std::size_t flat = 0;
+                             for_each_index(in[0].shape, [&](const Index& i) { y.v[flat] = at(in[1], i) != 0 ? y.v[flat] : 0, ++flat; });
+                             return y;
+                           }});
   row.errors = {{[] { ops::log_softmax(numbers({}, 1)); }, "[log_softmax] got a scalar"}};
   row.large = [](i64 n) {
     return make_large(
-        {numbers({n / 100, 100}, 1)}, [](const Inputs& in) { return ops::log_softmax(in[0]); },
-        5.0 * static_cast<double>(n), n);
+        {numbers({n / 100, 100}, 1)}, [](const Inputs& in) { return ops::log_softmax(in[0]); }, 5.0 * static_cast<double>(n), n);
   };
   return row;
 }
@@ -242,8 +236,7 @@ OpRow norm_row(bool centred) {
   };
   for (const Shape& s : {Shape{7}, {3, 5}, {2, 3, 19}, {4, 1}, {0, 3}, {3, 0}})
     for (double eps : {1e-5, 0.1})
-      row.samples.push_back({fmt::format("{} eps {}", s.str(), eps), inputs(s),
-                             [=](const Inputs& in) { return run(in, eps); },
+      row.samples.push_back({fmt::format("{} eps {}", s.str(), eps), inputs(s), [=](const Inputs& in) { return run(in, eps); },
                              [=](const Plains& in) { return norm_of(in, eps, centred); }, 64});
   row.samples.push_back({"70 rows, several chunks", inputs({70, 3}), [=](const Inputs& in) { return run(in, 0.1); },
                          [=](const Plains& in) { return norm_of(in, 0.1, centred); }, 64});
@@ -265,8 +258,8 @@ OpRow norm_row(bool centred) {
 OpRow embedding_row() {
   OpRow row{"embedding", true, {}, {}, {}};
   const Call call = [](const Inputs& in) { return ops::embedding(in[0], in[1]); };
-  for (const auto& [t, s] : std::vector<std::pair<Shape, Shape>>{
-           {{5, 3}, {2, 4}}, {{1, 4}, {7}}, {{4, 1}, {}}, {{3, 2}, {0}}, {{40, 3}, {3, 1, 30}}})
+  for (const auto& [t, s] :
+       std::vector<std::pair<Shape, Shape>>{{{5, 3}, {2, 4}}, {{1, 4}, {7}}, {{4, 1}, {}}, {{3, 2}, {0}}, {{40, 3}, {3, 1, 30}}})
     row.samples.push_back({t.str() + " " + s.str(),
                            {numbers(t, 1), integers(s, 2, 0, t[0])},
                            call,
@@ -297,10 +290,9 @@ OpRow embedding_row() {
 // The mask from its definition: word (i / 16) % 4 of the Philox block (16 (i / 64) + i % 16, id).
 bool kept(double p, RngKey key, i64 id, i64 i) {
   const auto u = static_cast<std::uint64_t>(id);
-  const auto words =
-      philox4x32({static_cast<std::uint32_t>(16 * (i / 64) + i % 16), 0, static_cast<std::uint32_t>(u),
-                  static_cast<std::uint32_t>(u >> 32) ^ 0x80000000u},
-                 {static_cast<std::uint32_t>(key.value()), static_cast<std::uint32_t>(key.value() >> 32)});
+  const auto words = philox4x32({static_cast<std::uint32_t>(16 * (i / 64) + i % 16), 0, static_cast<std::uint32_t>(u),
+                                 static_cast<std::uint32_t>(u >> 32) ^ 0x80000000u},
+                                {static_cast<std::uint32_t>(key.value()), static_cast<std::uint32_t>(key.value() >> 32)});
   return words[static_cast<std::size_t>(i / 16 % 4)] >= p * 4294967296.0;
 }
 
@@ -315,9 +307,7 @@ OpRow dropout_row() {
         row.samples.push_back(
             {fmt::format("{} p {} rows {}", s.str(), p, named),
              {numbers(s, 1)},
-             [=](const Inputs& in) {
-               return ops::dropout(in[0], p, key, named ? std::span<const i64>(ids) : std::span<const i64>());
-             },
+             [=](const Inputs& in) { return ops::dropout(in[0], p, key, named ? std::span<const i64>(ids) : std::span<const i64>()); },
              [=](const Plains& in) {
                const i64 width = in[0].shape.rank() == 0 ? 1 : in[0].shape.numel() / std::max<i64>(1, in[0].shape[0]);
                i64 flat = 0;
@@ -339,8 +329,7 @@ OpRow dropout_row() {
                  "[dropout] got element type u8"}};
   row.large = [key](i64 n) {
     return make_large(
-        {numbers({n / 250, 250}, 1)}, [key](const Inputs& in) { return ops::dropout(in[0], 0.1, key); },
-        static_cast<double>(n), n);
+        {numbers({n / 250, 250}, 1)}, [key](const Inputs& in) { return ops::dropout(in[0], 0.1, key); }, static_cast<double>(n), n);
   };
   return row;
 }
@@ -363,41 +352,38 @@ OpRow cross_entropy_row() {
                                  for_each_index(in[0].shape, [&](const Index& i) {
                                    const i64 target = static_cast<i64>(at(in[1], Index(i.begin(), i.end() - 1)));
                                    if (target == o.ignore) return;
-                                   const double q = (i.back() == target ? 1 - smoothing : 0) +
-                                                    smoothing / static_cast<double>(s.dim(-1));
+                                   const double q = (i.back() == target ? 1 - smoothing : 0) + smoothing / static_cast<double>(s.dim(-1));
                                    sum -= q * at(log_p, i) * (weighted ? w[static_cast<std::size_t>(i.back())] : 1);
                                  });
                                  return Plain{{}, {sum}};
                                },
                                64});
       }
-  row.errors = {
-      {[] {
-         ops::cross_entropy(numbers({2, 3}, 1), Tensor::from<i64>({0, 3}, {2}));
-       },
-       "[cross_entropy] target 3, expected 0 to 2 or -100"},
-      {[] {
-         ops::cross_entropy(numbers({2, 3}, 1), Tensor::from<i64>({0}, {1}));
-       },
-       "[cross_entropy] got logits [2, 3] and targets i64 [1]"},
-      {[] {
-         ops::cross_entropy(numbers({2, 3}, 1), Tensor::from<i64>({0, 0}, {2}), {.smoothing = 1});
-       },
-       "[cross_entropy] smoothing is 1"},
-      {[] {
-         ops::cross_entropy(numbers({2, 3}, 1), Tensor::from<i64>({0, 0}, {2}), {.class_weights = numbers({2}, 1)});
-       },
-       "[cross_entropy] class weights are [2], expected [3]"}};
+  row.errors = {{[] {
+                   ops::cross_entropy(numbers({2, 3}, 1), Tensor::from<i64>({0, 3}, {2}));
+                 },
+                 "[cross_entropy] target 3, expected 0 to 2 or -100"},
+                {[] {
+                   ops::cross_entropy(numbers({2, 3}, 1), Tensor::from<i64>({0}, {1}));
+                 },
+                 "[cross_entropy] got logits [2, 3] and targets i64 [1]"},
+                {[] {
+                   ops::cross_entropy(numbers({2, 3}, 1), Tensor::from<i64>({0, 0}, {2}), {.smoothing = 1});
+                 },
+                 "[cross_entropy] smoothing is 1"},
+                {[] {
+                   ops::cross_entropy(numbers({2, 3}, 1), Tensor::from<i64>({0, 0}, {2}), {.class_weights = numbers({2}, 1)});
+                 },
+                 "[cross_entropy] class weights are [2], expected [3]"}};
   row.large = [](i64 n) {
     return make_large(
-        {numbers({n / 100, 100}, 1), integers({n / 100}, 2, 0, 100)},
-        [](const Inputs& in) { return ops::cross_entropy(in[0], in[1]); }, 6.0 * static_cast<double>(n), 1);
+        {numbers({n / 100, 100}, 1), integers({n / 100}, 2, 0, 100)}, [](const Inputs& in) { return ops::cross_entropy(in[0], in[1]); },
+        6.0 * static_cast<double>(n), 1);
   };
   return row;
 }
 
-OpRow pair_loss_row(const std::string& name, Tensor (*op)(const Tensor&, const Tensor&), double (*term)(double, double),
-                    double low) {
+OpRow pair_loss_row(const std::string& name, Tensor (*op)(const Tensor&, const Tensor&), double (*term)(double, double), double low) {
   OpRow row{name, true, {}, {}, {}};
   const Call call = [op](const Inputs& in) { return op(in[0], in[1]); };
   for (const Shape& s : {Shape{7}, {3, 4}, {}, {0}, {2, 1, 3}})
@@ -406,8 +392,7 @@ OpRow pair_loss_row(const std::string& name, Tensor (*op)(const Tensor&, const T
                            call,
                            [term](const Plains& in) {
                              double sum = 0;
-                             for_each_index(in[0].shape,
-                                            [&](const Index& i) { sum += term(at(in[0], i), at(in[1], i)); });
+                             for_each_index(in[0].shape, [&](const Index& i) { sum += term(at(in[0], i), at(in[1], i)); });
                              return Plain{{}, {sum}};
                            },
                            64});
@@ -416,9 +401,7 @@ OpRow pair_loss_row(const std::string& name, Tensor (*op)(const Tensor&, const T
                  },
                  "[" + name + "] got f64 [2, 3] and targets f64 [3], expected the same shape and type"},
                 {[op] { op(numbers({3}, 1), Tensor::zeros({3})); }, "[" + name + "] got f64 [3] and targets f32 [3]"}};
-  row.large = [call](i64 n) {
-    return make_large({numbers({n}, 1), numbers({n}, 2, 0, 1)}, call, 4.0 * static_cast<double>(n), 1);
-  };
+  row.large = [call](i64 n) { return make_large({numbers({n}, 1), numbers({n}, 2, 0, 1)}, call, 4.0 * static_cast<double>(n), 1); };
   return row;
 }
 
@@ -438,10 +421,7 @@ void add_reductions(std::vector<OpRow>& rows) {
   rows.push_back(cross_entropy_row());
   rows.push_back(pair_loss_row(
       "binary_cross_entropy", ops::binary_cross_entropy,
-      [](double x, double t) {
-        return -t * std::log(1 / (1 + std::exp(-x))) - (1 - t) * std::log(1 / (1 + std::exp(x)));
-      },
-      0));
+      [](double x, double t) { return -t * std::log(1 / (1 + std::exp(-x))) - (1 - t) * std::log(1 / (1 + std::exp(x))); }, 0));
   rows.push_back(pair_loss_row(
       "mean_squared_error", ops::mean_squared_error, [](double x, double t) { return (x - t) * (x - t); }, -1));
 }

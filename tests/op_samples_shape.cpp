@@ -15,12 +15,8 @@ Large moved(const Shape& s, Call call, i64 out) { return make_large({numbers(s, 
 
 OpRow reshape_row() {
   OpRow row{"reshape", true, {}, {}, {}};
-  for (const auto& [from, to] : std::vector<std::pair<Shape, Shape>>{{{2, 3, 4}, {6, 4}},
-                                                                     {{2, 3, 4}, {3, 2, 2, 2}},
-                                                                     {{6}, {1, 6, 1}},
-                                                                     {{1}, {}},
-                                                                     {{}, {1, 1}},
-                                                                     {{0, 3}, {3, 0, 2}}})
+  for (const auto& [from, to] : std::vector<std::pair<Shape, Shape>>{
+           {{2, 3, 4}, {6, 4}}, {{2, 3, 4}, {3, 2, 2, 2}}, {{6}, {1, 6, 1}}, {{1}, {}}, {{}, {1, 1}}, {{0, 3}, {3, 0, 2}}})
     row.samples.push_back({from.str() + " to " + to.str(),
                            {numbers(from, 1)},
                            [to = to](const Inputs& in) { return ops::reshape(in[0], to); },
@@ -80,12 +76,8 @@ Plain permuted(const Plain& x, const std::vector<int>& axes) {
 
 OpRow permute_row() {
   OpRow row{"permute", true, {}, {}, {}};
-  for (const auto& [s, axes] : std::vector<std::pair<Shape, std::vector<int>>>{{{2, 3, 4}, {2, 0, 1}},
-                                                                               {{2, 3, 4}, {-1, -3, 1}},
-                                                                               {{5}, {0}},
-                                                                               {{}, {}},
-                                                                               {{2, 0, 3}, {1, 2, 0}},
-                                                                               {{2, 1, 3, 2}, {3, 1, 0, 2}}})
+  for (const auto& [s, axes] : std::vector<std::pair<Shape, std::vector<int>>>{
+           {{2, 3, 4}, {2, 0, 1}}, {{2, 3, 4}, {-1, -3, 1}}, {{5}, {0}}, {{}, {}}, {{2, 0, 3}, {1, 2, 0}}, {{2, 1, 3, 2}, {3, 1, 0, 2}}})
     row.samples.push_back({fmt::format("{} by [{}]", s.str(), fmt::join(axes, ",")),
                            {numbers(s, 1)},
                            [axes = axes](const Inputs& in) { return ops::permute(in[0], axes); },
@@ -161,13 +153,12 @@ OpRow slice_row() {
   add({3, 4, 5}, -1, 0, 1);
   add({3, 4}, 0, 1, 1);
   add({3, 4}, 0, 0, 3);
-  row.samples.push_back(
-      {"two overlapping parts",
-       {numbers({6, 2}, 1)},
-       [](const Inputs& in) { return ops::mul(ops::slice(in[0], 0, 0, 4), ops::slice(in[0], 0, 2, 6)); },
-       [](const Plains& in) {
-         return plain({4, 2}, [&](const Index& i) { return at(in[0], i) * at(in[0], {i[0] + 2, i[1]}); });
-       }});
+  row.samples.push_back({"two overlapping parts",
+                         {numbers({6, 2}, 1)},
+                         [](const Inputs& in) { return ops::mul(ops::slice(in[0], 0, 0, 4), ops::slice(in[0], 0, 2, 6)); },
+                         [](const Plains& in) {
+                           return plain({4, 2}, [&](const Index& i) { return at(in[0], i) * at(in[0], {i[0] + 2, i[1]}); });
+                         }});
   row.errors = {{[] {
                    ops::slice(numbers({3, 4}, 1), 1, 2, 5);
                  },
@@ -233,8 +224,7 @@ OpRow concat_row() {
                  "[concat] got f32 [2] beside f64 [2]"}};
   row.large = [](i64 n) {
     return make_large(
-        {numbers({n / 200, 100}, 1), numbers({n / 200, 100}, 2)}, [](const Inputs& in) { return ops::concat(in, 1); },
-        0, n);
+        {numbers({n / 200, 100}, 1), numbers({n / 200, 100}, 2)}, [](const Inputs& in) { return ops::concat(in, 1); }, 0, n);
   };
   return row;
 }
@@ -242,12 +232,11 @@ OpRow concat_row() {
 OpRow pad_row() {
   OpRow row{"pad", true, {}, {}, {}};
   const auto add = [&](const Shape& s, int axis, i64 before, i64 after, double value) {
-    row.samples.push_back(
-        {fmt::format("{} axis {} {} {}", s.str(), axis, before, after),
-         {numbers(s, 1)},
-         [=](const Inputs& in) { return ops::pad(in[0], axis, before, after, value); },
-         [=](const Plains& in) { return part(in[0], axis, -before, s.dim(axis) + before + after, value); },
-         0});
+    row.samples.push_back({fmt::format("{} axis {} {} {}", s.str(), axis, before, after),
+                           {numbers(s, 1)},
+                           [=](const Inputs& in) { return ops::pad(in[0], axis, before, after, value); },
+                           [=](const Plains& in) { return part(in[0], axis, -before, s.dim(axis) + before + after, value); },
+                           0});
   };
   add({3}, 0, 1, 2, 0);
   add({2, 3, 4}, 1, 2, 0, -1.5);
@@ -265,19 +254,13 @@ OpRow pad_row() {
 
 OpRow expand_row() {
   OpRow row{"expand", true, {}, {}, {}};
-  for (const auto& [s, to] : std::vector<std::pair<Shape, Shape>>{{{3, 1}, {3, 4}},
-                                                                  {{4}, {2, 3, 4}},
-                                                                  {{}, {2, 2}},
-                                                                  {{1, 3, 1}, {2, 3, 2}},
-                                                                  {{2}, {2}},
-                                                                  {{1}, {0}},
-                                                                  {{1}, {1, 1}}})
-    row.samples.push_back(
-        {s.str() + " to " + to.str(),
-         {numbers(s, 1)},
-         [to = to](const Inputs& in) { return ops::expand(in[0], to); },
-         [to = to](const Plains& in) { return plain(to, [&](const Index& i) { return at(in[0], i); }); },
-         0});
+  for (const auto& [s, to] : std::vector<std::pair<Shape, Shape>>{
+           {{3, 1}, {3, 4}}, {{4}, {2, 3, 4}}, {{}, {2, 2}}, {{1, 3, 1}, {2, 3, 2}}, {{2}, {2}}, {{1}, {0}}, {{1}, {1, 1}}})
+    row.samples.push_back({s.str() + " to " + to.str(),
+                           {numbers(s, 1)},
+                           [to = to](const Inputs& in) { return ops::expand(in[0], to); },
+                           [to = to](const Plains& in) { return plain(to, [&](const Index& i) { return at(in[0], i); }); },
+                           0});
   row.errors = {{[] { ops::expand(numbers({3}, 1), {4}); }, "[expand] shapes do not broadcast: got [3] and [4]"},
                 {[] {
                    ops::expand(numbers({3, 4}, 1), {1, 4});
@@ -296,8 +279,8 @@ OpRow expand_row() {
 
 OpRow gather_row() {
   OpRow row{"gather", true, {}, {}, {}};
-  for (const auto& [s, axis, m] : std::vector<std::tuple<Shape, int, i64>>{
-           {{5}, 0, 8}, {{2, 3, 4}, 1, 5}, {{2, 3}, -1, 1}, {{3, 2}, 0, 0}, {{1, 2}, 0, 4}})
+  for (const auto& [s, axis, m] :
+       std::vector<std::tuple<Shape, int, i64>>{{{5}, 0, 8}, {{2, 3, 4}, 1, 5}, {{2, 3}, -1, 1}, {{3, 2}, 0, 0}, {{1, 2}, 0, 4}})
     row.samples.push_back({fmt::format("{} axis {} {}", s.str(), axis, m),
                            {numbers(s, 1), integers({m}, 2, -1, s.dim(axis))},
                            [axis = axis](const Inputs& in) { return ops::gather(in[0], axis, in[1]); },
@@ -312,21 +295,19 @@ OpRow gather_row() {
                              });
                            },
                            0});
-  row.errors = {
-      {[] {
-         ops::gather(numbers({3}, 1), 0, Tensor::from<i64>({0, 3}, {2}));
-       },
-       "[gather] index 3, expected -1 to 2"},
-      {[] { ops::gather(numbers({3}, 1), 0, Tensor::from<i64>({-2}, {1})); }, "[gather] index -2, expected -1 to 2"},
-      {[] { ops::gather(numbers({3}, 1), 0, numbers({2}, 1)); }, "[gather] the index is f64, expected i64"},
-      {[] {
-         ops::gather(numbers({3}, 1), 0, integers({2, 2}, 1, 0, 3));
-       },
-       "[gather] got index [2, 2], expected one axis"}};
+  row.errors = {{[] {
+                   ops::gather(numbers({3}, 1), 0, Tensor::from<i64>({0, 3}, {2}));
+                 },
+                 "[gather] index 3, expected -1 to 2"},
+                {[] { ops::gather(numbers({3}, 1), 0, Tensor::from<i64>({-2}, {1})); }, "[gather] index -2, expected -1 to 2"},
+                {[] { ops::gather(numbers({3}, 1), 0, numbers({2}, 1)); }, "[gather] the index is f64, expected i64"},
+                {[] {
+                   ops::gather(numbers({3}, 1), 0, integers({2, 2}, 1, 0, 3));
+                 },
+                 "[gather] got index [2, 2], expected one axis"}};
   row.large = [](i64 n) {
     return make_large(
-        {numbers({n / 5000, 50, 100}, 1), integers({50}, 2, -1, 50)},
-        [](const Inputs& in) { return ops::gather(in[0], 1, in[1]); }, 0, n);
+        {numbers({n / 5000, 50, 100}, 1), integers({50}, 2, -1, 50)}, [](const Inputs& in) { return ops::gather(in[0], 1, in[1]); }, 0, n);
   };
   return row;
 }
@@ -370,33 +351,31 @@ OpRow gather_along_row() {
 
 OpRow scatter_add_row() {
   OpRow row{"scatter_add", true, {}, {}, {}};
-  for (const auto& [s, axis, size] : std::vector<std::tuple<Shape, int, i64>>{
-           {{7}, 0, 3}, {{2, 5, 3}, 1, 4}, {{2, 3}, -1, 6}, {{0, 2}, 0, 2}, {{2, 1}, 1, 1}})
-    row.samples.push_back(
-        {fmt::format("{} axis {} into {}", s.str(), axis, size),
-         {numbers(s, 1), integers({s.dim(axis)}, 2, -1, size)},
-         [axis = axis, size = size](const Inputs& in) { return ops::scatter_add(in[0], axis, in[1], size); },
-         [axis = axis, size = size](const Plains& in) {
-           const int a = in[0].shape.axis(axis);
-           Shape shape = in[0].shape;
-           shape[a] = size;
-           Plain y = plain(shape, [](const Index&) { return 0.0; });
-           for_each_index(in[0].shape, [&](Index i) {
-             const double x = at(in[0], i);
-             i64& k = i[static_cast<std::size_t>(a)];
-             k = static_cast<i64>(in[1].v[static_cast<std::size_t>(k)]);
-             if (k >= 0) y.v[static_cast<std::size_t>(flat_at(shape, i))] += x;
-           });
-           return y;
-         }});
-  row.errors = {{[] {
-                   ops::scatter_add(numbers({3}, 1), 0, Tensor::from<i64>({0, 1, 2}, {3}), 2);
-                 },
-                 "[scatter_add] index 2, expected -1 to 1"},
-                {[] { ops::scatter_add(numbers({3}, 1), 0, Tensor::from<i64>({0}, {1}), 2); },
-                 "[scatter_add] got index [1], expected [3]"},
-                {[] { ops::scatter_add(numbers({0}, 1), 0, integers({0}, 1, 0, 1), -2); },
-                 "[scatter_add] got size -2, expected at least 0"}};
+  for (const auto& [s, axis, size] :
+       std::vector<std::tuple<Shape, int, i64>>{{{7}, 0, 3}, {{2, 5, 3}, 1, 4}, {{2, 3}, -1, 6}, {{0, 2}, 0, 2}, {{2, 1}, 1, 1}})
+    row.samples.push_back({fmt::format("{} axis {} into {}", s.str(), axis, size),
+                           {numbers(s, 1), integers({s.dim(axis)}, 2, -1, size)},
+                           [axis = axis, size = size](const Inputs& in) { return ops::scatter_add(in[0], axis, in[1], size); },
+                           [axis = axis, size = size](const Plains& in) {
+                             const int a = in[0].shape.axis(axis);
+                             Shape shape = in[0].shape;
+                             shape[a] = size;
+                             Plain y = plain(shape, [](const Index&) { return 0.0; });
+                             for_each_index(in[0].shape, [&](Index i) {
+                               const double x = at(in[0], i);
+                               i64& k = i[static_cast<std::size_t>(a)];
+                               k = static_cast<i64>(in[1].v[static_cast<std::size_t>(k)]);
+                               if (k >= 0) y.v[static_cast<std::size_t>(flat_at(shape, i))] += x;
+                             });
+                             return y;
+                           }});
+  row.errors = {
+      {[] {
+         ops::scatter_add(numbers({3}, 1), 0, Tensor::from<i64>({0, 1, 2}, {3}), 2);
+       },
+       "[scatter_add] index 2, expected -1 to 1"},
+      {[] { ops::scatter_add(numbers({3}, 1), 0, Tensor::from<i64>({0}, {1}), 2); }, "[scatter_add] got index [1], expected [3]"},
+      {[] { ops::scatter_add(numbers({0}, 1), 0, integers({0}, 1, 0, 1), -2); }, "[scatter_add] got size -2, expected at least 0"}};
   row.large = [](i64 n) {
     return make_large(
         {numbers({n / 5000, 50, 100}, 1), integers({50}, 2, -1, 20)},
@@ -407,18 +386,16 @@ OpRow scatter_add_row() {
 
 OpRow split_heads_row() {
   OpRow row{"split_heads", true, {}, {}, {}};
-  for (const auto& [s, heads] :
-       std::vector<std::pair<Shape, i64>>{{{2, 3, 8}, 4}, {{1, 2, 3}, 1}, {{2, 1, 3}, 3}, {{0, 2, 4}, 2}})
-    row.samples.push_back({fmt::format("{} {}", s.str(), heads),
-                           {numbers(s, 1)},
-                           [h = heads](const Inputs& in) { return ops::split_heads(in[0], h); },
-                           [h = heads](const Plains& in) {
-                             const i64 d = in[0].shape[2] / h;
-                             return plain({in[0].shape[0], h, in[0].shape[1], d}, [&](const Index& i) {
-                               return at(in[0], {i[0], i[2], i[1] * d + i[3]});
-                             });
-                           },
-                           0});
+  for (const auto& [s, heads] : std::vector<std::pair<Shape, i64>>{{{2, 3, 8}, 4}, {{1, 2, 3}, 1}, {{2, 1, 3}, 3}, {{0, 2, 4}, 2}})
+    row.samples.push_back(
+        {fmt::format("{} {}", s.str(), heads),
+         {numbers(s, 1)},
+         [h = heads](const Inputs& in) { return ops::split_heads(in[0], h); },
+         [h = heads](const Plains& in) {
+           const i64 d = in[0].shape[2] / h;
+           return plain({in[0].shape[0], h, in[0].shape[1], d}, [&](const Index& i) { return at(in[0], {i[0], i[2], i[1] * d + i[3]}); });
+         },
+         0});
   row.errors = {{[] {
                    ops::split_heads(numbers({2, 3, 8}, 1), 3);
                  },
@@ -447,10 +424,7 @@ OpRow merge_heads_row() {
                              });
                            },
                            0});
-  row.errors = {{[] {
-                   ops::merge_heads(numbers({2, 3, 8}, 1));
-                 },
-                 "[merge_heads] got [2, 3, 8], expected [B, H, N, d]"}};
+  row.errors = {{[] { ops::merge_heads(numbers({2, 3, 8}, 1)); }, "[merge_heads] got [2, 3, 8], expected [B, H, N, d]"}};
   row.large = [](i64 n) {
     return moved(
         {10, 4, n / 1000, 25}, [](const Inputs& in) { return ops::merge_heads(in[0]); }, n);
@@ -461,8 +435,8 @@ OpRow merge_heads_row() {
 }  // namespace
 
 void add_shapes(std::vector<OpRow>& rows) {
-  for (auto make : {reshape_row, permute_row, transpose_row, slice_row, concat_row, pad_row, expand_row, gather_row,
-                    gather_along_row, scatter_add_row, split_heads_row, merge_heads_row})
+  for (auto make : {reshape_row, permute_row, transpose_row, slice_row, concat_row, pad_row, expand_row, gather_row, gather_along_row,
+                    scatter_add_row, split_heads_row, merge_heads_row})
     rows.push_back(make());
 }
 

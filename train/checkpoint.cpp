@@ -11,7 +11,7 @@ namespace tapeformer {
 namespace {
 
 namespace fs = std::filesystem;
-using Named = std::map<std::string, Tensor*>;   // dataset path -> where it goes
+using Named = std::map<std::string, Tensor*>;  // dataset path -> where it goes
 
 void add_weights(Module& model, const std::string& group, Named& out) {
   for (Parameter* p : model.parameters()) out[group + "/" + p->name] = &p->value;
@@ -152,12 +152,13 @@ void Checkpoint::load_ema(Ema& ema) const { load_strictly(file_, path_, {"/ema"}
 std::shared_ptr<Preprocessor> Checkpoint::preprocessor() const { return load_preprocessor(file_, "/preprocessor"); }
 
 void save_last(const std::string& folder, const CheckpointContent& c) {
-  const fs::path last = fs::path(folder) / "last.h5", previous = fs::path(folder) / "previous.h5", link = fs::path(folder) / "previous.h5.tmp";
+  const fs::path last = fs::path(folder) / "last.h5", previous = fs::path(folder) / "previous.h5",
+                 link = fs::path(folder) / "previous.h5.tmp";
   if (fs::exists(last)) {
     std::error_code failed;
     fs::remove(link, failed);
     fs::create_hard_link(last, link, failed);
-    if (failed) fs::copy_file(last, link, fs::copy_options::overwrite_existing);   // a file system without hard links
+    if (failed) fs::copy_file(last, link, fs::copy_options::overwrite_existing);  // a file system without hard links
     fs::rename(link, previous);
   }
   save_checkpoint(last.string(), c);

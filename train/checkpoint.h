@@ -19,34 +19,34 @@ inline constexpr i64 kCheckpointFormat = 1;
 
 // Everything a run must remember between two steps, beside the weights and the optimizer's state.
 struct TrainState {
-  i64 step = 0, tokens = 0;              // optimizer steps done; real tokens or frames seen
-  Cursor cursor;                         // the next batch
-  double best_score = 0;                 // higher is better; valid once best_step > 0
+  i64 step = 0, tokens = 0;  // optimizer steps done; real tokens or frames seen
+  Cursor cursor;             // the next batch
+  double best_score = 0;     // higher is better; valid once best_step > 0
   i64 best_step = 0, bad_validations = 0;
   ScheduleMemory schedule;
-  double loss_sum = 0, loss_count = 0;   // training loss since the last validation
+  double loss_sum = 0, loss_count = 0;  // training loss since the last validation
   bool finished = false;
 };
 
 struct CheckpointContent {
   Module& model;
-  Optimizer* optimizer = nullptr;        // null: weights only
+  Optimizer* optimizer = nullptr;  // null: weights only
   Ema* ema = nullptr;
   const TrainState& state;
   const Preprocessor* preprocessor = nullptr;
-  const ConfigNode& config;              // resolved
+  const ConfigNode& config;  // resolved
 };
 void save_checkpoint(const std::string& path, const CheckpointContent&);
 
-class Checkpoint {                       // opened and verified; IoError when missing, damaged or of a newer format
+class Checkpoint {  // opened and verified; IoError when missing, damaged or of a newer format
  public:
   explicit Checkpoint(const std::string& path);
   const std::string& path() const { return path_; }
   const ConfigNode& config() const { return config_; }
   std::string build() const;
   TrainState state() const;
-  void load_weights(Module&) const;      // to go on training
-  void load_best_weights(Module&) const; // to use the model: the averaged weights where there are some
+  void load_weights(Module&) const;       // to go on training
+  void load_best_weights(Module&) const;  // to use the model: the averaged weights where there are some
   void load_optimizer(Optimizer&) const;
   void load_ema(Ema&) const;
   std::shared_ptr<Preprocessor> preprocessor() const;
@@ -60,11 +60,11 @@ class Checkpoint {                       // opened and verified; IoError when mi
 // FOLDER/last.h5 and, of the time before, FOLDER/previous.h5.
 void save_last(const std::string& folder, const CheckpointContent&);
 struct Recovered {
-  std::unique_ptr<Checkpoint> checkpoint;   // null: there is none yet
-  std::string warning;                      // not empty: last.h5 was damaged and previous.h5 is used
+  std::unique_ptr<Checkpoint> checkpoint;  // null: there is none yet
+  std::string warning;                     // not empty: last.h5 was damaged and previous.h5 is used
 };
-Recovered open_last(const std::string& folder);   // a damaged last.h5 becomes last.h5.damaged; IoError when both are
+Recovered open_last(const std::string& folder);  // a damaged last.h5 becomes last.h5.damaged; IoError when both are
 
-std::string build_version();                // "0.1.0"
+std::string build_version();  // "0.1.0"
 
 }  // namespace tapeformer

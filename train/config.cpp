@@ -14,7 +14,8 @@ struct TopLevel {
   i64 seed = 1;
   int threads = 0;
 };
-template <class V> void visit_fields(V& v, TopLevel& c) {
+template <class V>
+void visit_fields(V& v, TopLevel& c) {
   v("seed", c.seed, at_least(0), "everything random follows from it");
   v("threads", c.threads, Range{0, 4096}, "0: every usable core; changes speed only, no result");
 }
@@ -28,7 +29,7 @@ TrainConfig read_train(const ConfigNode& node) {
 }
 
 void compare(const std::string& path, const ConfigNode& a, const ConfigNode& b, std::vector<std::string>& out) {
-  static const std::vector<std::string> free = {"threads",          "train.steps",     "train.epochs",  "train.log_every",
+  static const std::vector<std::string> free = {"threads",          "train.steps",    "train.epochs",  "train.log_every",
                                                 "train.save_every", "train.prefetch", "train.patience"};
   if (std::find(free.begin(), free.end(), path) != free.end() || a == b) return;
   if (a.is_map() && b.is_map()) {

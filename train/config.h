@@ -10,20 +10,21 @@
 namespace tapeformer {
 
 struct TrainConfig {
-  i64 steps = 0, epochs = 0;                     // one of them is above 0 once resolved
+  i64 steps = 0, epochs = 0;  // one of them is above 0 once resolved
   i64 batch_size = 32, token_budget = 0, bucket = 0;
   int prefetch = 2;
   i64 accumulate = 1;
   double clip = 1;
   i64 validate_every = 0, save_every = 0, log_every = 50;
-  i64 eval_batch_size = 0;                       // 0 until resolved
+  i64 eval_batch_size = 0;  // 0 until resolved
   i64 patience = 0;
   double ema = 0;
   std::string metric = "accuracy";
   std::string math = "f32", save_as = "f32", matmul = "onednn";
   bool augment = true;
 };
-template <class V> void visit_fields(V& v, TrainConfig& c) {
+template <class V>
+void visit_fields(V& v, TrainConfig& c) {
   v("steps", c.steps, at_least(0), "optimizer steps; 0: as `epochs` says");
   v("epochs", c.epochs, at_least(0), "passes over the training data; 0: as `steps` says (10 where both are 0)");
   v("batch_size", c.batch_size, at_least(1), "samples a batch; with token_budget at most so many");
@@ -48,13 +49,13 @@ kernels::Math math_of(const TrainConfig&);
 
 struct RunConfig {
   i64 seed = 1;
-  int threads = 0;                               // 0: every usable core; changes no result
+  int threads = 0;  // 0: every usable core; changes no result
   ConfigNode data, model, optim, schedule;
   TrainConfig train;
 };
 // Reads a file's tree and fills in every default. ConfigError lists all mistakes, one a line.
 RunConfig resolve_run_config(const ConfigNode& file);
-ConfigNode write_run_config(const RunConfig&);   // resolved, reads back as the same
+ConfigNode write_run_config(const RunConfig&);  // resolved, reads back as the same
 
 // Keys in which two resolved configurations differ, except those that change no result of a continued run (threads, intervals, and the
 // length of training).

@@ -75,7 +75,7 @@ void save_once(const Session& s, const TrainState& state) {
 }  // namespace
 
 std::string dry_run(const RunOptions& o) {
-  constexpr i64 kSteps = 6;                     // of several shapes, as the run will have them
+  constexpr i64 kSteps = 6;  // of several shapes, as the run will have them
   const RunConfig config = load_run_config(o);
   apply_settings(config, o.threads);
   Session s(config);
@@ -90,8 +90,8 @@ std::string dry_run(const RunOptions& o) {
   (void)t.step(state);
   validate_largest(s);
   save_once(s, state);
-  out += fmt::format("steps                  {} ({} an epoch, {} {} a step)\n", t.total_steps(), t.steps_in_epoch(0), config.train.accumulate,
-                     config.train.accumulate == 1 ? "batch" : "batches");
+  out += fmt::format("steps                  {} ({} an epoch, {} {} a step)\n", t.total_steps(), t.steps_in_epoch(0),
+                     config.train.accumulate, config.train.accumulate == 1 ? "batch" : "batches");
   out += fmt::format("arithmetic a step      {}FLOP in matrix products and attention\n", human(each));
   out += fmt::format("predicted peak memory  {} ({} bytes)\n", human_bytes(static_cast<double>(peak_memory())), peak_memory());
   return out + fmt::format("threads                {}\n", thread_count());

@@ -11,7 +11,7 @@
 
 namespace tapeformer {
 
-LoaderConfig evaluation_batches(const TrainConfig&);     // no shuffling, no augmentation
+LoaderConfig evaluation_batches(const TrainConfig&);  // no shuffling, no augmentation
 using EachBatch = std::function<void(const Batch&, const Output&)>;
 Metrics evaluate(const Model&, const Dataset&, const DataInfo&, const TrainConfig&, const EachBatch& each = {});
 

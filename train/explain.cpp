@@ -12,7 +12,7 @@
 namespace tapeformer {
 namespace {
 
-struct Group {                                   // "optim": its types and what each is
+struct Group {  // "optim": its types and what each is
   std::string what;
   std::vector<std::string> types;
   std::function<std::string(const std::string&)> summary, help;

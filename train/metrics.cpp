@@ -20,7 +20,8 @@ void Metrics::add(const Tensor& logits, const Tensor& labels) {
   const auto y = labels.data<i64>();
   for (std::size_t i = 0; i < y.size(); ++i) {
     if (y[i] == kIgnoreLabel) continue;
-    if (y[i] < 0 || y[i] >= classes_) throw ShapeError("[metrics] got label " + std::to_string(y[i]) + ", expected 0 to " + std::to_string(classes_ - 1));
+    if (y[i] < 0 || y[i] >= classes_)
+      throw ShapeError("[metrics] got label " + std::to_string(y[i]) + ", expected 0 to " + std::to_string(classes_ - 1));
     const auto row = x.begin() + static_cast<std::ptrdiff_t>(i) * classes_;
     const i64 best = std::max_element(row, row + classes_) - row;
     ++confusion_[static_cast<std::size_t>(y[i] * classes_ + best)];

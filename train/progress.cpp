@@ -36,8 +36,17 @@ std::string human_time(double seconds) {
 }
 
 Progress::Progress(i64 total_steps, i64 log_every, std::string metric, const TrainState& start)
-    : terminal_(::isatty(STDERR_FILENO) != 0), total_(total_steps), every_(log_every), metric_name_(std::move(metric)), first_step_(start.step),
-      first_tokens_(start.tokens), last_tokens_(start.tokens), tokens_(start.tokens), start_(Clock::now()), last_(start_), drawn_(start_) {}
+    : terminal_(::isatty(STDERR_FILENO) != 0),
+      total_(total_steps),
+      every_(log_every),
+      metric_name_(std::move(metric)),
+      first_step_(start.step),
+      first_tokens_(start.tokens),
+      last_tokens_(start.tokens),
+      tokens_(start.tokens),
+      start_(Clock::now()),
+      last_(start_),
+      drawn_(start_) {}
 
 Progress::~Progress() { clear(); }
 
@@ -55,7 +64,8 @@ void Progress::draw(const StepReport& r) {
   const double left = spent / static_cast<double>(std::max<i64>(r.step - first_step_, 1)) * static_cast<double>(total_ - r.step);
   const int full = static_cast<int>(kWidth * r.step / std::max<i64>(total_, 1));
   const std::string bar = std::string(static_cast<std::size_t>(full), '#') + std::string(static_cast<std::size_t>(kWidth - full), '.');
-  const std::string line = fmt::format("[{}] {}/{} loss {:.4f}{} {} tok/s {} left", bar, r.step, total_, r.loss, metric_, human(speed), human_time(left));
+  const std::string line =
+      fmt::format("[{}] {}/{} loss {:.4f}{} {} tok/s {} left", bar, r.step, total_, r.loss, metric_, human(speed), human_time(left));
   std::fprintf(stderr, "\r\033[K%s", line.c_str());
   std::fflush(stderr);
   shown_ = true;
@@ -67,7 +77,7 @@ void Progress::step(const StepReport& r) {
     const double spent = std::chrono::duration<double>(now - last_).count();
     std::string extra;
     for (const auto& [name, value] : r.extra_losses) extra += fmt::format(" {} {:.4g}", name, value);
-    if (terminal_) log::set_quiet(true);         // the bar shows it; the file gets the line
+    if (terminal_) log::set_quiet(true);  // the bar shows it; the file gets the line
     log::info(fmt::format("step {}/{} loss {:.4f}{} lr {:.2e} grad {:.3g} tok/s {}", r.step, total_, r.loss, extra, r.lr, r.grad_norm,
                           human(static_cast<double>(r.tokens - last_tokens_) / std::max(spent, 1e-9))));
     if (terminal_) log::set_quiet(false);
@@ -88,9 +98,9 @@ void Progress::validation(const ValidationReport& v, bool has_valid) {
     return;
   }
   metric_ = fmt::format(" {} {:.4f}", metric_name_, v.metrics.value(metric_name_));
-  log::info(fmt::format("step {}: train loss {:.4f}, validation loss {:.4f} accuracy {:.4f} macro F1 {:.4f}{}", v.step, v.train_loss, v.metrics.loss(),
-                        v.metrics.accuracy(), v.metrics.macro_f1(), v.best ? "  (best)" : ""));
-  last_ = Clock::now();                          // the time of a validation is no training time
+  log::info(fmt::format("step {}: train loss {:.4f}, validation loss {:.4f} accuracy {:.4f} macro F1 {:.4f}{}", v.step, v.train_loss,
+                        v.metrics.loss(), v.metrics.accuracy(), v.metrics.macro_f1(), v.best ? "  (best)" : ""));
+  last_ = Clock::now();  // the time of a validation is no training time
   last_tokens_ = tokens_;
 }
 

@@ -22,14 +22,14 @@ class Progress {
   const bool terminal_;
   const i64 total_, every_;
   const std::string metric_name_;
-  std::string metric_;                           // the last validation's, for the bar
+  std::string metric_;  // the last validation's, for the bar
   i64 first_step_, first_tokens_, last_tokens_, tokens_;
   std::chrono::steady_clock::time_point start_, last_, drawn_;
   bool shown_ = false;
 };
 
-std::string human(double n);                     // 41200 -> "41.2k"
-std::string human_bytes(double n);               // 1536 -> "1.5 KiB"
-std::string human_time(double seconds);          // 75 -> "1:15"
+std::string human(double n);             // 41200 -> "41.2k"
+std::string human_bytes(double n);       // 1536 -> "1.5 KiB"
+std::string human_time(double seconds);  // 75 -> "1:15"
 
 }  // namespace tapeformer

@@ -15,10 +15,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Recorder final : public TrainObserver {     // observes a run into its directory
+class Recorder final : public TrainObserver {  // observes a run into its directory
  public:
   Recorder(Session& session, RunDirectory& folder, const TrainState& start)
-      : s_(session), folder_(folder),
+      : s_(session),
+        folder_(folder),
         progress_(session.trainer->total_steps(), session.config.train.log_every, session.config.train.metric, start) {}
   void on_step(const StepReport& r) override {
     folder_.write(r);
@@ -29,10 +30,11 @@ class Recorder final : public TrainObserver {     // observes a run into its dir
     progress_.validation(v, s_.data.valid != nullptr);
   }
   void save_last(const TrainState& state) override {
-    folder_.sync();                               // the metrics of a checkpoint are on disk before it
-    tapeformer::save_last(folder_.checkpoints(), {*s_.model, s_.optimizer.get(), s_.ema.get(), state, s_.data.preprocessor.get(), s_.resolved});
+    folder_.sync();  // the metrics of a checkpoint are on disk before it
+    tapeformer::save_last(folder_.checkpoints(),
+                          {*s_.model, s_.optimizer.get(), s_.ema.get(), state, s_.data.preprocessor.get(), s_.resolved});
   }
-  void save_best(const TrainState& state) override {   // the weights that were validated: averaged ones where there are some
+  void save_best(const TrainState& state) override {  // the weights that were validated: averaged ones where there are some
     const EmaScope averaged(s_.ema.get());
     save_checkpoint(folder_.checkpoints() + "/best.h5", {*s_.model, nullptr, nullptr, state, s_.data.preprocessor.get(), s_.resolved});
   }
@@ -44,15 +46,15 @@ class Recorder final : public TrainObserver {     // observes a run into its dir
   Progress progress_;
 };
 
-std::string run_folder(const RunOptions& o) {
-  return o.run_dir.empty() ? "runs/" + fs::path(o.config_file).stem().string() : o.run_dir;
-}
+std::string run_folder(const RunOptions& o) { return o.run_dir.empty() ? "runs/" + fs::path(o.config_file).stem().string() : o.run_dir; }
 
 void check_same(const RunConfig& config, const Checkpoint& checkpoint) {
   const std::vector<std::string> changed = changes_that_matter(write_run_config(config), checkpoint.config());
   if (!changed.empty())
-    throw ConfigError(fmt::format("--resume: the configuration differs from that of {} in: {}; a run is continued as it began (another --run-dir "
-                                  "starts a new one)", checkpoint.path(), join(changed)));
+    throw ConfigError(
+        fmt::format("--resume: the configuration differs from that of {} in: {}; a run is continued as it began (another --run-dir "
+                    "starts a new one)",
+                    checkpoint.path(), join(changed)));
 }
 
 void log_opening(const Session& s, const std::string& folder, const TrainState& state) {
@@ -60,21 +62,24 @@ void log_opening(const Session& s, const std::string& folder, const TrainState& 
   for (const Parameter* p : s.model->parameters()) parameters += p->value.numel();
   const auto size = [](const std::unique_ptr<Dataset>& d) { return d ? std::to_string(d->size()) : "none"; };
   log::info(fmt::format("tapeformer {}, {} threads, seed {}, run directory {}", build_version(), thread_count(), s.config.seed, folder));
-  log::info(fmt::format("data: {} samples to train, {} to validate, {} to test; {} classes", size(s.data.train), size(s.data.valid), size(s.data.test),
-                        s.data.preprocessor->info().classes()));
-  log::info(fmt::format("model: {}, {} parameters; {} optimizer, {} schedule", s.config.model["type"].text(), human(static_cast<double>(parameters)),
-                        s.config.optim["type"].text(), s.config.schedule["type"].text()));
+  log::info(fmt::format("data: {} samples to train, {} to validate, {} to test; {} classes", size(s.data.train), size(s.data.valid),
+                        size(s.data.test), s.data.preprocessor->info().classes()));
+  log::info(fmt::format("model: {}, {} parameters; {} optimizer, {} schedule", s.config.model["type"].text(),
+                        human(static_cast<double>(parameters)), s.config.optim["type"].text(), s.config.schedule["type"].text()));
   log::info(fmt::format("{} steps ({} an epoch), from step {}", s.trainer->total_steps(), s.trainer->steps_in_epoch(0), state.step));
 }
 
 void log_closing(const Session& s, const TrainState& state, Ending ending, double seconds) {
-  const char* const how = ending == Ending::Finished ? "finished" : ending == Ending::Patience ? "stopped early (patience)" : "interrupted, checkpoint saved";
+  const char* const how = ending == Ending::Finished   ? "finished"
+                          : ending == Ending::Patience ? "stopped early (patience)"
+                                                       : "interrupted, checkpoint saved";
   std::string best;
   if (state.best_step > 0) {
     const double value = s.config.train.metric == "loss" ? -state.best_score : state.best_score;
     best = fmt::format("; best {} {:.4f} at step {}", s.config.train.metric, value, state.best_step);
   }
-  log::info(fmt::format("{} at step {}{}; {}, peak memory {}", how, state.step, best, human_time(seconds), human_bytes(static_cast<double>(peak_memory()))));
+  log::info(fmt::format("{} at step {}{}; {}, peak memory {}", how, state.step, best, human_time(seconds),
+                        human_bytes(static_cast<double>(peak_memory()))));
 }
 
 struct LogFile {
@@ -114,7 +119,8 @@ Session::Session(RunConfig c, std::shared_ptr<Preprocessor> fitted) : config(std
   plan.prefetch = 0;
   const Loader loader(*data.train, info, plan, root.fold_in("data"));
   schedule = build_schedule(config.schedule, count_steps(loader, config.train));
-  trainer = std::make_unique<Trainer>(TrainerParts{*model, *optimizer, *schedule, ema.get(), *data.train, data.valid.get(), info, reducer}, config.train, root);
+  trainer = std::make_unique<Trainer>(TrainerParts{*model, *optimizer, *schedule, ema.get(), *data.train, data.valid.get(), info, reducer},
+                                      config.train, root);
 }
 
 int run_training(const RunOptions& o) {
@@ -129,8 +135,10 @@ int run_training(const RunOptions& o) {
   if (o.resume) last = open_last(folder.checkpoints());
   const LogFile log_file(folder.file("log.txt"));
   if (!last.warning.empty()) log::warn(last.warning);
-  if (last.checkpoint) check_same(config, *last.checkpoint);
-  else if (o.resume) log::info(fmt::format("{}: no checkpoint yet, starting from the beginning", path));
+  if (last.checkpoint)
+    check_same(config, *last.checkpoint);
+  else if (o.resume)
+    log::info(fmt::format("{}: no checkpoint yet, starting from the beginning", path));
 
   Session session(config, last.checkpoint ? last.checkpoint->preprocessor() : nullptr);
   TrainState state;

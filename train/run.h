@@ -10,13 +10,13 @@ namespace tapeformer {
 
 struct RunOptions {
   std::string config_file;
-  std::vector<std::string> set;          // "train.steps=100"
-  std::string run_dir;                   // "" = runs/<name of the configuration>
+  std::vector<std::string> set;  // "train.steps=100"
+  std::string run_dir;           // "" = runs/<name of the configuration>
   bool resume = false, overwrite = false;
-  int threads = 0;                       // 0 = as the configuration says
+  int threads = 0;  // 0 = as the configuration says
 };
 
-RunConfig load_run_config(const RunOptions&);    // file, --set, defaults; ConfigError lists all mistakes
+RunConfig load_run_config(const RunOptions&);  // file, --set, defaults; ConfigError lists all mistakes
 // Trains until the end, or until SIGTERM or SIGINT: then 128 + the signal's number, else 0.
 int run_training(const RunOptions&);
 // Data, parameters by layer, arithmetic of a step, predicted peak memory; trains nothing that lasts.
@@ -36,6 +36,6 @@ struct Session {
   // fitted: of a checkpoint; null fits on the training part.
   explicit Session(RunConfig, std::shared_ptr<Preprocessor> fitted = nullptr);
 };
-void apply_settings(const RunConfig&, int threads);   // threads, library of the matrix products
+void apply_settings(const RunConfig&, int threads);  // threads, library of the matrix products
 
 }  // namespace tapeformer

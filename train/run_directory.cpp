@@ -110,7 +110,8 @@ void RunDirectory::open_metrics(const TrainState& s) {
 }
 
 void RunDirectory::write(const StepReport& r) {
-  std::string line = fmt::format("{{\"step\": {}, \"loss\": {}, \"lr\": {}, \"grad_norm\": {}, \"tokens\": {}", r.step, r.loss, r.lr, r.grad_norm, r.tokens);
+  std::string line = fmt::format("{{\"step\": {}, \"loss\": {}, \"lr\": {}, \"grad_norm\": {}, \"tokens\": {}", r.step, r.loss, r.lr,
+                                 r.grad_norm, r.tokens);
   for (const auto& [name, value] : r.extra_losses) line += fmt::format(", {}: {}", quoted(name), value);
   steps_->write(line + "}");
 }

@@ -1,5 +1,5 @@
-// run_directory.h: the files of a run. config.yaml (resolved), log.txt, steps.jsonl and validations.jsonl (nothing in them depends on time, so
-// a continued run has the same bytes as an uninterrupted one), checkpoints/{last,previous,best}.h5.
+// run_directory.h: the files of a run. config.yaml (resolved), log.txt, steps.jsonl and validations.jsonl (nothing in them depends on time,
+// so a continued run has the same bytes as an uninterrupted one), checkpoints/{last,previous,best}.h5.
 #pragma once
 #include <string>
 
@@ -7,13 +7,13 @@
 
 namespace tapeformer {
 
-class JsonLines {                // lines that each begin with {"step": N, appended whole
+class JsonLines {  // lines that each begin with {"step": N, appended whole
  public:
-  JsonLines(const std::string& path, i64 keep_until);   // lines of later steps, and a cut-off last line, are removed
+  JsonLines(const std::string& path, i64 keep_until);  // lines of later steps, and a cut-off last line, are removed
   ~JsonLines();
   JsonLines(const JsonLines&) = delete;
   void write(const std::string& line);
-  void sync();                   // to disk
+  void sync();  // to disk
   i64 kept() const { return kept_; }
 
  private:
@@ -22,9 +22,9 @@ class JsonLines {                // lines that each begin with {"step": N, appen
   i64 kept_ = 0;
 };
 
-class RunDirectory {             // locked while alive: IoError when another process trains in it
+class RunDirectory {  // locked while alive: IoError when another process trains in it
  public:
-  explicit RunDirectory(const std::string& path);   // made when absent
+  explicit RunDirectory(const std::string& path);  // made when absent
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   bool has_checkpoints() const;

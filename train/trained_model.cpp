@@ -23,7 +23,8 @@ std::vector<i64> Prediction::top(i64 position, i64 k) const {
   std::vector<i64> order(static_cast<std::size_t>(classes));
   std::iota(order.begin(), order.end(), i64{0});
   const auto p = at(position);
-  std::stable_sort(order.begin(), order.end(), [&](i64 a, i64 b) { return p[static_cast<std::size_t>(a)] > p[static_cast<std::size_t>(b)]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](i64 a, i64 b) { return p[static_cast<std::size_t>(a)] > p[static_cast<std::size_t>(b)]; });
   order.resize(static_cast<std::size_t>(std::min(k, classes)));
   return order;
 }
@@ -43,18 +44,23 @@ std::unique_ptr<Dataset> TrainedModel::dataset(Part part) const {
     if (other != part) data.erase(name_of(other));
   DataSet set = load_data(data, preprocessor_);
   std::unique_ptr<Dataset> found = std::move(part == Part::Train ? set.train : part == Part::Valid ? set.valid : set.test);
-  if (!found) throw ConfigError(fmt::format("{}: its configuration names no {} data; give some with --data or choose another --split", file_, name_of(part)));
+  if (!found)
+    throw ConfigError(
+        fmt::format("{}: its configuration names no {} data; give some with --data or choose another --split", file_, name_of(part)));
   return found;
 }
 
-Metrics TrainedModel::evaluate(const Dataset& data, const EachBatch& each) const { return tapeformer::evaluate(*model_, data, info(), config_.train, each); }
+Metrics TrainedModel::evaluate(const Dataset& data, const EachBatch& each) const {
+  return tapeformer::evaluate(*model_, data, info(), config_.train, each);
+}
 
 Prediction prediction_of(const Output& out, const Batch& batch, i64 row, const DataInfo& info) {
   const i64 classes = out.logits.dim(-1);
   i64 positions = 1, stride = 1;
   if (info.target == DataInfo::Target::Frame) {
     stride = out.logits.dim(1);
-    const auto mask = batch.mask.data<std::uint8_t>().subspan(static_cast<std::size_t>(row * batch.length()), static_cast<std::size_t>(batch.length()));
+    const auto mask =
+        batch.mask.data<std::uint8_t>().subspan(static_cast<std::size_t>(row * batch.length()), static_cast<std::size_t>(batch.length()));
     positions = std::min<i64>(stride, std::count(mask.begin(), mask.end(), 1));
   }
   const Tensor logits = out.logits.to_contiguous();

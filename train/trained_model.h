@@ -15,10 +15,10 @@ std::string find_checkpoint(const std::string& path);
 
 struct Prediction {
   i64 classes = 0;
-  std::vector<float> probabilities;      // [positions, classes]: one position a sequence, or one a frame
+  std::vector<float> probabilities;  // [positions, classes]: one position a sequence, or one a frame
   i64 positions() const { return classes > 0 ? static_cast<i64>(probabilities.size()) / classes : 0; }
   std::span<const float> at(i64 position) const { return {probabilities.data() + position * classes, static_cast<std::size_t>(classes)}; }
-  std::vector<i64> top(i64 position, i64 k) const;   // the k likeliest classes, likeliest first
+  std::vector<i64> top(i64 position, i64 k) const;  // the k likeliest classes, likeliest first
 };
 
 class TrainedModel {
@@ -29,9 +29,9 @@ class TrainedModel {
   const DataInfo& info() const { return preprocessor_->info(); }
   const std::string& file() const { return file_; }
   Model& model() { return *model_; }
-  std::unique_ptr<Dataset> dataset(Part) const;          // as the configuration names it; ConfigError when it names none
+  std::unique_ptr<Dataset> dataset(Part) const;  // as the configuration names it; ConfigError when it names none
   Metrics evaluate(const Dataset&, const EachBatch& = {}) const;
-  std::vector<Prediction> predict(const std::vector<Sample>&) const;   // as one batch
+  std::vector<Prediction> predict(const std::vector<Sample>&) const;  // as one batch
 
  private:
   std::string file_;

@@ -13,7 +13,7 @@ namespace tapeformer {
 struct Trainer::Window {
   double loss = 0, count = 0;
   i64 tokens = 0;
-  std::map<std::string, std::pair<double, double>> extra;   // sum, count
+  std::map<std::string, std::pair<double, double>> extra;  // sum, count
   std::vector<i64> rows;
   StepEffects effects;
 };
@@ -33,15 +33,19 @@ LoaderConfig training_batches(const TrainConfig& c, const Reducer& reducer) {
 i64 count_steps(const Loader& loader, const TrainConfig& c) {
   if (c.steps > 0) return c.steps;
   const auto windows = [&](i64 e) { return (loader.batches(e) + c.accumulate - 1) / c.accumulate; };
-  if (c.token_budget == 0) return c.epochs * windows(0);   // every epoch has as many batches
+  if (c.token_budget == 0) return c.epochs * windows(0);  // every epoch has as many batches
   i64 total = 0;
   for (i64 e = 0; e < c.epochs; ++e) total += windows(e);
   return total;
 }
 
 Trainer::Trainer(const TrainerParts& parts, const TrainConfig& config, RngKey root)
-    : parts_(parts), config_(config), root_(root), parameters_(parts.model.parameters()),
-      loader_(parts.train, parts.info, training_batches(config, parts.reducer), root.fold_in("data")), total_steps_(count_steps(loader_, config)) {}
+    : parts_(parts),
+      config_(config),
+      root_(root),
+      parameters_(parts.model.parameters()),
+      loader_(parts.train, parts.info, training_batches(config, parts.reducer), root.fold_in("data")),
+      total_steps_(count_steps(loader_, config)) {}
 Trainer::~Trainer() = default;
 
 i64 Trainer::steps_in_epoch(i64 epoch) const { return (loader_.batches(epoch) + config_.accumulate - 1) / config_.accumulate; }
@@ -49,14 +53,18 @@ i64 Trainer::steps_in_epoch(i64 epoch) const { return (loader_.batches(epoch) + 
 void Trainer::micro_batch(const Batch& batch, bool last, i64 step, Window& w) {
   Tape tape({.save_as = config_.save_as == "bf16" ? DType::BF16 : DType::F32});
   if (last) tape.on_final = [this](Parameter& p) { parts_.reducer.ready(p); };
-  Ctx ctx{.training = true, .key = root_.fold_in("dropout").fold_in(static_cast<std::uint64_t>(step)), .rows = batch.rows, .step = step, .effects = &w.effects};
+  Ctx ctx{.training = true,
+          .key = root_.fold_in("dropout").fold_in(static_cast<std::uint64_t>(step)),
+          .rows = batch.rows,
+          .step = step,
+          .effects = &w.effects};
   Output out = parts_.model.forward(batch, ctx);
   out.logits = Tensor();
   if (!out.loss.sum.defined()) throw DataError("training: the batch has no labels: " + describe(batch.rows));
   const double loss = out.loss.sum.item();
   Tensor total = out.loss.sum;
   double extra = 0;
-  for (const StepEffects::Loss& e : w.effects.losses) {   // each extra loss weighs as its mean, over as many labels as the batch has
+  for (const StepEffects::Loss& e : w.effects.losses) {  // each extra loss weighs as its mean, over as many labels as the batch has
     if (e.count <= 0) continue;
     const double sum = e.sum.item();
     extra += sum;
@@ -92,7 +100,7 @@ StepReport Trainer::step(TrainState& state) {
   report.loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
   const double planned = parts_.optimizer.base_lr() * parts_.schedule.factor(state.step, state.schedule);
   report.lr = parts_.optimizer.rate(planned, state.step + 1);
-  if (sums[1] > 0) {   // a window without any label changes nothing
+  if (sums[1] > 0) {  // a window without any label changes nothing
     scale_grads(parameters_, 1 / sums[1]);
     report.grad_norm = grad_norm(parameters_);
     if (!std::isfinite(report.grad_norm)) report_bad_gradient(w, state.step, report.grad_norm);
@@ -139,7 +147,11 @@ void Trainer::report_bad_loss(const Batch& batch, i64 step, double loss) {
   try {
     Tape tape({.save_as = config_.save_as == "bf16" ? DType::BF16 : DType::F32, .check_finite = true});
     StepEffects effects;
-    Ctx ctx{.training = true, .key = root_.fold_in("dropout").fold_in(static_cast<std::uint64_t>(step)), .rows = batch.rows, .step = step, .effects = &effects};
+    Ctx ctx{.training = true,
+            .key = root_.fold_in("dropout").fold_in(static_cast<std::uint64_t>(step)),
+            .rows = batch.rows,
+            .step = step,
+            .effects = &effects};
     (void)parts_.model.forward(batch, ctx);
   } catch (const NumericError& e) {
     cause = std::string(e.what()) + (cause[0] == 't' ? ", since " + cause : "");
@@ -169,7 +181,8 @@ void Trainer::validate(TrainState& s, TrainObserver& observer) {
   if (parts_.valid) {
     const EmaScope averaged(parts_.ema);
     report.metrics = evaluate(parts_.model, *parts_.valid, parts_.info, config_);
-    if (!std::isfinite(report.metrics.loss())) throw NumericError(fmt::format("step {}: the validation loss is {}", s.step, shown(report.metrics.loss())));
+    if (!std::isfinite(report.metrics.loss()))
+      throw NumericError(fmt::format("step {}: the validation loss is {}", s.step, shown(report.metrics.loss())));
     const double score = report.metrics.score(config_.metric);
     report.best = s.best_step == 0 || score > s.best_score;
     s.bad_validations = report.best ? 0 : s.bad_validations + 1;

@@ -1,5 +1,5 @@
-// trainer.h: the training loop. A step is `accumulate` batches (fewer at the end of an epoch), whose summed gradients are divided once by the
-// number of labels they held, so that a ragged last window is exact. Everything that changes from step to step is in the weights, the
+// trainer.h: the training loop. A step is `accumulate` batches (fewer at the end of an epoch), whose summed gradients are divided once by
+// the number of labels they held, so that a ragged last window is exact. Everything that changes from step to step is in the weights, the
 // optimizer, the average and TrainState; a run continued from these gives the same bits.
 #pragma once
 #include <functional>
@@ -20,26 +20,26 @@
 namespace tapeformer {
 
 struct StepReport {
-  i64 step = 0;                                  // 1 after the first
-  double loss = 0, lr = 0, grad_norm = 0;        // mean loss over the step's labels; norm before clipping
-  i64 tokens = 0;                                // real tokens or frames so far
-  std::vector<std::pair<std::string, double>> extra_losses;   // means of what layers added
+  i64 step = 0;                                              // 1 after the first
+  double loss = 0, lr = 0, grad_norm = 0;                    // mean loss over the step's labels; norm before clipping
+  i64 tokens = 0;                                            // real tokens or frames so far
+  std::vector<std::pair<std::string, double>> extra_losses;  // means of what layers added
 };
 struct ValidationReport {
-  i64 step = 0, epoch = 0;                       // epochs completed
-  double train_loss = 0;                         // mean since the last validation
+  i64 step = 0, epoch = 0;  // epochs completed
+  double train_loss = 0;    // mean since the last validation
   Metrics metrics;
   bool best = false;
 };
 
-class TrainObserver {                            // all do nothing unless overridden
+class TrainObserver {  // all do nothing unless overridden
  public:
   virtual ~TrainObserver() = default;
   virtual void on_step(const StepReport&) {}
   virtual void on_validation(const ValidationReport&) {}
-  virtual void save_last(const TrainState&) {}   // the state can be continued from here
+  virtual void save_last(const TrainState&) {}  // the state can be continued from here
   virtual void save_best(const TrainState&) {}
-  virtual bool stop_requested() { return false; }   // asked after every step
+  virtual bool stop_requested() { return false; }  // asked after every step
 };
 
 struct TrainerParts {
@@ -53,20 +53,20 @@ struct TrainerParts {
   Reducer& reducer;
 };
 
-enum class Ending { Finished, Patience, Stopped };   // all steps done; no better metric for long; stop_requested
+enum class Ending { Finished, Patience, Stopped };  // all steps done; no better metric for long; stop_requested
 
 class Trainer {
  public:
   Trainer(const TrainerParts&, const TrainConfig&, RngKey root);
   ~Trainer();
   Ending run(TrainState&, TrainObserver&);
-  StepReport step(TrainState&);                  // one step; NumericError when loss or gradient is not finite, weights untouched
+  StepReport step(TrainState&);  // one step; NumericError when loss or gradient is not finite, weights untouched
   i64 total_steps() const { return total_steps_; }
   i64 steps_in_epoch(i64 epoch) const;
   Loader& loader() { return loader_; }
 
  private:
-  struct Window;                                 // the sums of a step's batches
+  struct Window;  // the sums of a step's batches
   void micro_batch(const Batch&, bool last, i64 step, Window&);
   [[noreturn]] void report_bad_loss(const Batch&, i64 step, double loss);
   [[noreturn]] void report_bad_gradient(const Window&, i64 step, double norm);

@@ -66,15 +66,19 @@ struct Mul final : Node {
   Shape sa, sb;
   bool need_a, need_b;
   Mul(const Tensor& a_, const Tensor& b_)
-      : a(b_.grad_ref() ? SavedTensor(a_) : SavedTensor()), b(a_.grad_ref() ? SavedTensor(b_) : SavedTensor()), sa(a_.shape()), sb(b_.shape()),
-        need_a(static_cast<bool>(a_.grad_ref())), need_b(static_cast<bool>(b_.grad_ref())) {}
+      : a(b_.grad_ref() ? SavedTensor(a_) : SavedTensor()),
+        b(a_.grad_ref() ? SavedTensor(b_) : SavedTensor()),
+        sa(a_.shape()),
+        sb(b_.shape()),
+        need_a(static_cast<bool>(a_.grad_ref())),
+        need_b(static_cast<bool>(b_.grad_ref())) {}
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override {
     return {need_a ? reduce_to(mul(dy, b.get(kName)), sa) : Tensor(), need_b ? reduce_to(mul(dy, a.get(kName)), sb) : Tensor()};
   }
 };
 
-struct Div final : Node {            // da = dy / b,  db = -dy a / b^2
+struct Div final : Node {  // da = dy / b,  db = -dy a / b^2
   static constexpr std::string_view kName = "div";
   SavedTensor a, b;
   Shape sa, sb;
@@ -93,7 +97,8 @@ Tensor winner(const Tensor& a, const Tensor& b, bool larger) {
   return add(win, scale(tie, 0.5));
 }
 
-template <bool kLarger> struct Extreme final : Node {
+template <bool kLarger>
+struct Extreme final : Node {
   static constexpr std::string_view kName = kLarger ? "maximum" : "minimum";
   SavedTensor a, b;
   Shape sa, sb;
@@ -108,7 +113,7 @@ template <bool kLarger> struct Extreme final : Node {
 struct Scale final : Node {
   static constexpr std::string_view kName = "scale";
   double factor, shift;
-  SavedTensor x;   // only when that costs nothing: then the output need not be kept either
+  SavedTensor x;  // only when that costs nothing: then the output need not be kept either
   Scale(const Tensor& x_, double f, double s) : factor(f), shift(s) {
     if (is_replayable(x_)) x = SavedTensor(x_);
   }
@@ -141,7 +146,7 @@ Tensor run_unary(Unary f, const Tensor& x, std::string_view op) {
 constexpr std::string_view kUnaryNames[] = {"relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "elu", "softplus",
                                             "exp",  "log",  "sqrt",      "neg",  "abs",  "sin",     "cos"};
 
-struct UnaryNode final : Node {      // keeps its input; whoever needs its output again computes it from there
+struct UnaryNode final : Node {  // keeps its input; whoever needs its output again computes it from there
   static constexpr std::string_view kName = "unary";
   Unary f;
   SavedTensor x;
@@ -168,7 +173,8 @@ Tensor unary(Unary f, const Tensor& x) {
   return record<UnaryNode>(std::move(y), {&x}, f, x);
 }
 
-template <class F> Tensor compare(std::string_view op, const Tensor& a, const Tensor& b, F&& f) {
+template <class F>
+Tensor compare(std::string_view op, const Tensor& a, const Tensor& b, F&& f) {
   if (a.dtype() != b.dtype())
     throw ShapeError(fmt::format("[{}] element types differ: got {} and {}", op, name_of(a.dtype()), name_of(b.dtype())));
   const Shape shape = broadcast(a.shape(), b.shape(), op);
@@ -182,13 +188,16 @@ template <class F> Tensor compare(std::string_view op, const Tensor& a, const Te
       for (i64 i = begin; i < end; ++i) o[i] = f(p[i], q[i]);
     });
   };
-  if (a.dtype() == DType::I64) run(i64{});
-  else with_float(op, a.dtype(), run);
+  if (a.dtype() == DType::I64)
+    run(i64{});
+  else
+    with_float(op, a.dtype(), run);
   return out;
 }
 
 Tensor select(const Tensor& condition, const Tensor& a, const Tensor& b, const Shape& shape) {
-  const Tensor c = condition.expand(shape).to_contiguous(), x = a.detach().expand(shape).to_contiguous(), y = b.detach().expand(shape).to_contiguous();
+  const Tensor c = condition.expand(shape).to_contiguous(), x = a.detach().expand(shape).to_contiguous(),
+               y = b.detach().expand(shape).to_contiguous();
   Tensor out = Tensor::empty(shape, a.dtype());
   with_float("where", a.dtype(), [&](auto t) {
     using T = decltype(t);
@@ -225,8 +234,10 @@ Tensor masked(const Tensor& x, const Tensor& mask) {
     T* o = y.mut_ptr<T>();
     parallel_for(keep.numel(), 64, [&](i64 begin, i64 end) {
       for (i64 r = begin; r < end; ++r) {
-        if (m[r]) std::copy_n(p + r * width, width, o + r * width);
-        else std::fill_n(o + r * width, width, T(0));
+        if (m[r])
+          std::copy_n(p + r * width, width, o + r * width);
+        else
+          std::fill_n(o + r * width, width, T(0));
       }
     });
   });
@@ -251,7 +262,8 @@ struct StraightThrough final : Node {
 
 Tensor straight_through(const Tensor& value, const Tensor& soft) {
   if (value.shape() != soft.shape() || value.dtype() != soft.dtype())
-    throw ShapeError(fmt::format("[straight_through] got {} and {}, expected the same shape and type", value.shape().str(), soft.shape().str()));
+    throw ShapeError(
+        fmt::format("[straight_through] got {} and {}, expected the same shape and type", value.shape().str(), soft.shape().str()));
   return record<StraightThrough>(value.detach(), {&soft});
 }
 
@@ -298,11 +310,21 @@ Tensor sigmoid(const Tensor& x) { return unary(Unary::Sigmoid, x); }
 Tensor elu(const Tensor& x) { return unary(Unary::Elu, x); }
 Tensor softplus(const Tensor& x) { return unary(Unary::Softplus, x); }
 
-Tensor equal(const Tensor& a, const Tensor& b) { return compare("equal", a, b, [](auto p, auto q) { return p == q; }); }
-Tensor less(const Tensor& a, const Tensor& b) { return compare("less", a, b, [](auto p, auto q) { return p < q; }); }
-Tensor less_equal(const Tensor& a, const Tensor& b) { return compare("less_equal", a, b, [](auto p, auto q) { return p <= q; }); }
-Tensor greater(const Tensor& a, const Tensor& b) { return compare("greater", a, b, [](auto p, auto q) { return p > q; }); }
-Tensor greater_equal(const Tensor& a, const Tensor& b) { return compare("greater_equal", a, b, [](auto p, auto q) { return p >= q; }); }
+Tensor equal(const Tensor& a, const Tensor& b) {
+  return compare("equal", a, b, [](auto p, auto q) { return p == q; });
+}
+Tensor less(const Tensor& a, const Tensor& b) {
+  return compare("less", a, b, [](auto p, auto q) { return p < q; });
+}
+Tensor less_equal(const Tensor& a, const Tensor& b) {
+  return compare("less_equal", a, b, [](auto p, auto q) { return p <= q; });
+}
+Tensor greater(const Tensor& a, const Tensor& b) {
+  return compare("greater", a, b, [](auto p, auto q) { return p > q; });
+}
+Tensor greater_equal(const Tensor& a, const Tensor& b) {
+  return compare("greater_equal", a, b, [](auto p, auto q) { return p >= q; });
+}
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   if (condition.dtype() != DType::U8) throw ShapeError(fmt::format("[where] the condition is {}, expected u8", name_of(condition.dtype())));

@@ -11,8 +11,12 @@
 namespace tapeformer::ops {
 namespace {
 
-template <class T> kernels::RowsView<const T> rows_view(const Tensor& t) { return {t.ptr<T>(), t.stride(0), t.stride(1), t.stride(2)}; }
-template <class T> kernels::RowsView<T> rows_view_mut(Tensor& t) {
+template <class T>
+kernels::RowsView<const T> rows_view(const Tensor& t) {
+  return {t.ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
+}
+template <class T>
+kernels::RowsView<T> rows_view_mut(Tensor& t) {
   if (!t.defined()) return {};
   return {t.mut_ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
 }
@@ -20,13 +24,14 @@ template <class T> kernels::RowsView<T> rows_view_mut(Tensor& t) {
 // Last axis with stride 1, or a copy.
 Tensor rows_ready(const Tensor& t) { return t.dim(3) <= 1 || t.stride(3) == 1 ? t.detach() : t.detach().clone(); }
 
-struct Problem {                      // what forward and backward share
-  Tensor q, k, v;                     // expanded to [B, H, ...]
+struct Problem {   // what forward and backward share
+  Tensor q, k, v;  // expanded to [B, H, ...]
   AttentionOptions o;
   std::vector<i64> rows;
   Shape k_shape, v_shape, key_bias_shape, pair_bias_shape;
 
-  template <class T> kernels::Attention<T> args(const Tensor& q_, const Tensor& k_, const Tensor& v_) const {
+  template <class T>
+  kernels::Attention<T> args(const Tensor& q_, const Tensor& k_, const Tensor& v_) const {
     kernels::Attention<T> a;
     a.B = q_.dim(0);
     a.H = q_.dim(1);
@@ -48,8 +53,8 @@ struct Problem {                      // what forward and backward share
       a.key_bias_h = o.key_bias.dim(1) == 1 ? 0 : o.key_bias.stride(1);
     }
     if (o.pair_bias.defined())
-      a.pair_bias = {o.pair_bias.ptr<T>(), o.pair_bias.dim(0) == 1 ? 0 : o.pair_bias.stride(0), o.pair_bias.dim(1) == 1 ? 0 : o.pair_bias.stride(1),
-                     o.pair_bias.stride(2)};
+      a.pair_bias = {o.pair_bias.ptr<T>(), o.pair_bias.dim(0) == 1 ? 0 : o.pair_bias.stride(0),
+                     o.pair_bias.dim(1) == 1 ? 0 : o.pair_bias.stride(1), o.pair_bias.stride(2)};
     a.dropout = o.dropout;
     a.dropout_key = o.key;
     if (!rows.empty()) a.rows = rows.data();
@@ -57,7 +62,7 @@ struct Problem {                      // what forward and backward share
   }
 };
 
-Tensor sum_shared(const Tensor& g, const Shape& shape) {   // [B, H, ...] -> shape with size 1 where shared
+Tensor sum_shared(const Tensor& g, const Shape& shape) {  // [B, H, ...] -> shape with size 1 where shared
   std::vector<int> axes;
   for (int i = 0; i < shape.rank(); ++i)
     if (shape[i] == 1 && g.shape()[i] != 1) axes.push_back(i);
@@ -78,11 +83,12 @@ struct Attend final : Node {
   std::string_view name() const override { return kName; }
 
   Grads backward(const Tensor& up) override {
-    const Tensor q_ = rows_ready(q.get(kName)), k_ = rows_ready(k.get(kName)), v_ = rows_ready(v.get(kName)), out = rows_ready(o.get(kName));
+    const Tensor q_ = rows_ready(q.get(kName)), k_ = rows_ready(k.get(kName)), v_ = rows_ready(v.get(kName)),
+                 out = rows_ready(o.get(kName));
     const Tensor dy = rows_ready(up);
     const DType t = dy.dtype();
     const i64 B = q_.dim(0), H = q_.dim(1), N = q_.dim(2), M = k_.dim(2);
-    const auto rows_of = [&](i64 n, i64 d) { return Tensor::empty({B, n, H, d}, t).transpose(1, 2); };   // laid out as the projections want
+    const auto rows_of = [&](i64 n, i64 d) { return Tensor::empty({B, n, H, d}, t).transpose(1, 2); };  // laid out as the projections want
     Tensor dq = need[0] ? rows_of(N, q_.dim(3)) : Tensor(), dk = need[1] ? rows_of(M, k_.dim(3)) : Tensor();
     Tensor dv = need[2] ? rows_of(M, v_.dim(3)) : Tensor();
     Tensor dkb = need[3] ? Tensor::empty({B, H, M}, t) : Tensor(), dpb = need[4] ? Tensor::zeros(p.pair_bias_shape, t) : Tensor();
@@ -111,19 +117,21 @@ struct Attend final : Node {
 void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
   const auto shared = [](i64 size, i64 full) { return size == full || size == 1; };
   const bool ranks = q.rank() == 4 && k.rank() == 4 && v.rank() == 4;
-  if (!ranks || k.dim(3) != q.dim(3) || k.dim(2) != v.dim(2) || !shared(k.dim(0), q.dim(0)) || !shared(k.dim(1), q.dim(1)) || !shared(v.dim(0), q.dim(0)) ||
-      !shared(v.dim(1), q.dim(1)))
-    throw ShapeError(fmt::format("[attention] got q {}, k {}, v {}, expected q [B, H, N, d], k [B, H, M, d], v [B, H, M, dv]", q.shape().str(),
-                                 k.shape().str(), v.shape().str()));
+  if (!ranks || k.dim(3) != q.dim(3) || k.dim(2) != v.dim(2) || !shared(k.dim(0), q.dim(0)) || !shared(k.dim(1), q.dim(1)) ||
+      !shared(v.dim(0), q.dim(0)) || !shared(v.dim(1), q.dim(1)))
+    throw ShapeError(fmt::format("[attention] got q {}, k {}, v {}, expected q [B, H, N, d], k [B, H, M, d], v [B, H, M, dv]",
+                                 q.shape().str(), k.shape().str(), v.shape().str()));
   const i64 B = q.dim(0), N = q.dim(2), M = k.dim(2);
   if (o.causal && M < N) throw ShapeError(fmt::format("[attention] causal needs a key for every query: got N = {} and M = {}", N, M));
   const auto mask = [](const char* what, const Tensor& m, Shape want) {
     if (m.defined() && (m.shape() != want || m.dtype() != DType::U8))
-      throw ShapeError(fmt::format("[attention] {} is {} {}, expected u8 {} with 1 = real", what, name_of(m.dtype()), m.shape().str(), want.str()));
+      throw ShapeError(
+          fmt::format("[attention] {} is {} {}, expected u8 {} with 1 = real", what, name_of(m.dtype()), m.shape().str(), want.str()));
   };
   mask("query_mask", o.query_mask, {B, N});
   mask("key_mask", o.key_mask, {B, M});
-  if (o.key_bias.defined() && (o.key_bias.rank() != 3 || !shared(o.key_bias.dim(0), B) || !shared(o.key_bias.dim(1), q.dim(1)) || o.key_bias.dim(2) != M))
+  if (o.key_bias.defined() &&
+      (o.key_bias.rank() != 3 || !shared(o.key_bias.dim(0), B) || !shared(o.key_bias.dim(1), q.dim(1)) || o.key_bias.dim(2) != M))
     throw ShapeError(fmt::format("[attention] key_bias is {}, expected [B, H, M]", o.key_bias.shape().str()));
   if (o.pair_bias.defined() && (o.pair_bias.rank() != 4 || !shared(o.pair_bias.dim(0), B) || !shared(o.pair_bias.dim(1), q.dim(1)) ||
                                 o.pair_bias.dim(2) != N || o.pair_bias.dim(3) != M))
@@ -132,9 +140,11 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOpt
     if (t->defined() && t->dtype() != q.dtype())
       throw ShapeError(fmt::format("[attention] a bias is {}, expected {}", name_of(t->dtype()), name_of(q.dtype())));
   if (k.dtype() != q.dtype() || v.dtype() != q.dtype())
-    throw ShapeError(fmt::format("[attention] element types differ: got {}, {} and {}", name_of(q.dtype()), name_of(k.dtype()), name_of(v.dtype())));
+    throw ShapeError(
+        fmt::format("[attention] element types differ: got {}, {} and {}", name_of(q.dtype()), name_of(k.dtype()), name_of(v.dtype())));
   if (!o.rows.empty() && static_cast<i64>(o.rows.size()) != B)
-    throw ShapeError(fmt::format("[attention] got {} sample indices for q {}, expected one for each row of axis 0", o.rows.size(), q.shape().str()));
+    throw ShapeError(
+        fmt::format("[attention] got {} sample indices for q {}, expected one for each row of axis 0", o.rows.size(), q.shape().str()));
   if (!(o.dropout >= 0 && o.dropout < 1)) throw ShapeError(fmt::format("[attention] dropout is {}, expected 0 to below 1", o.dropout));
 }
 

@@ -17,7 +17,12 @@ struct Conv final : Node {
   SavedTensor x, w;
   bool need_x, need_w, has_bias;
   Conv(const kernels::Conv2d& c_, const Tensor& x_, const Tensor& w_, const Tensor& b)
-      : c(c_), x(x_), w(w_, Keep::Exact), need_x(static_cast<bool>(x_.grad_ref())), need_w(static_cast<bool>(w_.grad_ref())), has_bias(b.defined()) {}
+      : c(c_),
+        x(x_),
+        w(w_, Keep::Exact),
+        need_x(static_cast<bool>(x_.grad_ref())),
+        need_w(static_cast<bool>(w_.grad_ref())),
+        has_bias(b.defined()) {}
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& up) override {
     const Tensor in = x.get(kName).to_contiguous(), weight = w.get(kName).to_contiguous(), dy = up.to_contiguous();
@@ -43,19 +48,22 @@ Tensor run(const kernels::Conv2d& c, const Tensor& x, const Tensor& w, const Ten
   return record<Conv>(y, {&x, &w, &bias}, c, x, w, bias);
 }
 
-void check(const char* op, const Tensor& x, const Tensor& w, const Tensor& bias, i64 groups, i64 stride, i64 dilation, i64 padding, i64 out_size) {
+void check(const char* op, const Tensor& x, const Tensor& w, const Tensor& bias, i64 groups, i64 stride, i64 dilation, i64 padding,
+           i64 out_size) {
   const i64 channels = x.dim(-1);
   if (groups < 1 || channels % groups != 0 || w.dim(0) % groups != 0 || w.dim(1) != channels / groups ||
       (bias.defined() && bias.shape() != Shape{w.dim(0)}))
-    throw ShapeError(fmt::format("[{}] got x {}, w {}, bias {}, groups {}, expected w [Co, Ci / groups, taps] and bias [Co]", op, x.shape().str(),
-                                 w.shape().str(), bias.defined() ? bias.shape().str() : "none", groups));
-  if (stride < 1 || dilation < 1) throw ShapeError(fmt::format("[{}] got stride {} and dilation {}, expected at least 1", op, stride, dilation));
+    throw ShapeError(fmt::format("[{}] got x {}, w {}, bias {}, groups {}, expected w [Co, Ci / groups, taps] and bias [Co]", op,
+                                 x.shape().str(), w.shape().str(), bias.defined() ? bias.shape().str() : "none", groups));
+  if (stride < 1 || dilation < 1)
+    throw ShapeError(fmt::format("[{}] got stride {} and dilation {}, expected at least 1", op, stride, dilation));
   if (padding < 0) throw ShapeError(fmt::format("[{}] got a padding of {}, expected at least 0", op, padding));
   if (std::min(w.dim(2), w.dim(-1)) < 1) throw ShapeError(fmt::format("[{}] got w {}, expected at least one tap", op, w.shape().str()));
   for (const Tensor* t : {&w, &bias})
     if (t->defined() && t->dtype() != x.dtype())
       throw ShapeError(fmt::format("[{}] element types differ: got {} and {}", op, name_of(x.dtype()), name_of(t->dtype())));
-  if (out_size < 1) throw ShapeError(fmt::format("[{}] the kernel {} reaches beyond the padded input {}", op, w.shape().str(), x.shape().str()));
+  if (out_size < 1)
+    throw ShapeError(fmt::format("[{}] the kernel {} reaches beyond the padded input {}", op, w.shape().str(), x.shape().str()));
 }
 
 i64 output_size(i64 in, i64 taps, i64 stride, i64 dilation, i64 pad) {
@@ -67,7 +75,8 @@ i64 output_size(i64 in, i64 taps, i64 stride, i64 dilation, i64 pad) {
 
 Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvOptions& o) {
   if (x.rank() != 3 || w.rank() != 3)
-    throw ShapeError(fmt::format("[conv1d] got x {} and w {}, expected x [B, N, Ci] and w [Co, Ci / groups, taps]", x.shape().str(), w.shape().str()));
+    throw ShapeError(
+        fmt::format("[conv1d] got x {} and w {}, expected x [B, N, Ci] and w [Co, Ci / groups, taps]", x.shape().str(), w.shape().str()));
   const i64 n = output_size(x.dim(1), w.dim(2), o.stride, o.dilation, o.pad_before + o.pad_after);
   check("conv1d", x, w, bias, o.groups, o.stride, o.dilation, std::min(o.pad_before, o.pad_after), n);
   kernels::Conv2d c{.B = x.dim(0), .Hi = 1, .Wi = x.dim(1), .Ci = x.dim(2), .Co = w.dim(0), .Kh = 1, .Kw = w.dim(2)};
@@ -81,8 +90,8 @@ Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvOp
 
 Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const Conv2dOptions& o) {
   if (x.rank() != 4 || w.rank() != 4)
-    throw ShapeError(
-        fmt::format("[conv2d] got x {} and w {}, expected x [B, H, W, Ci] and w [Co, Ci / groups, Kh, Kw]", x.shape().str(), w.shape().str()));
+    throw ShapeError(fmt::format("[conv2d] got x {} and w {}, expected x [B, H, W, Ci] and w [Co, Ci / groups, Kh, Kw]", x.shape().str(),
+                                 w.shape().str()));
   const i64 h = output_size(x.dim(1), w.dim(2), o.stride_h, o.dilation_h, o.pad_top + o.pad_bottom);
   const i64 n = output_size(x.dim(2), w.dim(3), o.stride_w, o.dilation_w, o.pad_left + o.pad_right);
   check("conv2d", x, w, bias, o.groups, std::min(o.stride_h, o.stride_w), std::min(o.dilation_h, o.dilation_w),

@@ -1,5 +1,5 @@
-// dropout.cpp: y = x keep / (1 - p). The mask is a function of (key, global sample index, position): nothing is stored, and it is the same for
-// any split into micro-batches.
+// dropout.cpp: y = x keep / (1 - p). The mask is a function of (key, global sample index, position): nothing is stored, and it is the same
+// for any split into micro-batches.
 #include <fmt/format.h>
 
 #include "autograd/node.h"
@@ -25,7 +25,7 @@ struct Dropout final : Node {
   double p;
   RngKey key;
   std::vector<i64> rows;
-  SavedTensor x;   // only when that costs nothing: then the output need not be kept either
+  SavedTensor x;  // only when that costs nothing: then the output need not be kept either
   Dropout(const Tensor& x_, double p_, RngKey k, std::vector<i64> r) : p(p_), key(k), rows(std::move(r)) {
     if (is_replayable(x_)) x = SavedTensor(x_);
   }
@@ -42,7 +42,8 @@ Tensor dropout(const Tensor& x, double p, RngKey key, std::span<const i64> rows)
   if (!(p >= 0 && p < 1)) throw ShapeError(fmt::format("[dropout] got p = {}, expected 0 <= p < 1", p));
   if (p == 0) return x;
   if (!rows.empty() && (x.rank() == 0 || x.dim(0) != static_cast<i64>(rows.size())))
-    throw ShapeError(fmt::format("[dropout] got {} sample indices for x {}, expected one for each row of axis 0", rows.size(), x.shape().str()));
+    throw ShapeError(
+        fmt::format("[dropout] got {} sample indices for x {}, expected one for each row of axis 0", rows.size(), x.shape().str()));
   std::vector<i64> ids(rows.begin(), rows.end());
   Tensor y = apply(x, p, key, ids);
   return record<Dropout>(y, {&x}, x, p, key, std::move(ids));

@@ -48,7 +48,8 @@ struct Embedding final : Node {
 
 Tensor embedding(const Tensor& table, const Tensor& ids) {
   if (table.rank() != 2 || ids.dtype() != DType::I64)
-    throw ShapeError(fmt::format("[embedding] got table {} and ids {}, expected table [V, D] and i64 ids", table.shape().str(), name_of(ids.dtype())));
+    throw ShapeError(
+        fmt::format("[embedding] got table {} and ids {}, expected table [V, D] and i64 ids", table.shape().str(), name_of(ids.dtype())));
   const Tensor index = ids.to_contiguous();
   const i64 width = table.dim(1), rows = table.dim(0), n = index.numel();
   const i64* id = index.ptr<i64>();

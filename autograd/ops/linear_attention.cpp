@@ -1,4 +1,5 @@
-// linear_attention.cpp: attention as a product of feature maps, in the order that is linear in the length (core/kernels/linear_attention.h).
+// linear_attention.cpp: attention as a product of feature maps, in the order that is linear in the length
+// (core/kernels/linear_attention.h).
 #include "core/kernels/linear_attention.h"
 
 #include <fmt/format.h>
@@ -9,12 +10,20 @@
 namespace tapeformer::ops {
 namespace {
 
-template <class T> kernels::RowsView<const T> view(const Tensor& t) { return {t.ptr<T>(), t.stride(0), t.stride(1), t.stride(2)}; }
-template <class T> kernels::RowsView<T> view_mut(Tensor& t) { return {t.mut_ptr<T>(), t.stride(0), t.stride(1), t.stride(2)}; }
+template <class T>
+kernels::RowsView<const T> view(const Tensor& t) {
+  return {t.ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
+}
+template <class T>
+kernels::RowsView<T> view_mut(Tensor& t) {
+  return {t.mut_ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
+}
 Tensor rows_ready(const Tensor& t) { return t.dim(3) <= 1 || t.stride(3) == 1 ? t.detach() : t.detach().clone(); }
 
-template <class T> kernels::LinearAttention<T> args(const Tensor& q, const Tensor& k, const Tensor& v, const LinearAttentionOptions& o) {
-  kernels::LinearAttention<T> a{.B = q.dim(0), .H = q.dim(1), .N = q.dim(2), .d = q.dim(3), .dv = v.dim(3), .q = view<T>(q), .k = view<T>(k), .v = view<T>(v)};
+template <class T>
+kernels::LinearAttention<T> args(const Tensor& q, const Tensor& k, const Tensor& v, const LinearAttentionOptions& o) {
+  kernels::LinearAttention<T> a{
+      .B = q.dim(0), .H = q.dim(1), .N = q.dim(2), .d = q.dim(3), .dv = v.dim(3), .q = view<T>(q), .k = view<T>(k), .v = view<T>(v)};
   if (o.mask.defined()) a.mask = o.mask.ptr<std::uint8_t>();
   a.causal = o.causal;
   a.normalize = o.normalize;
@@ -37,12 +46,13 @@ struct LinearAttend final : Node {
       : q(q_), k(k_), v(v_), o(o_), den(std::move(d)), options(std::move(op)) {}
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& up) override {
-    const Tensor q_ = rows_ready(q.get(kName)), k_ = rows_ready(k.get(kName)), v_ = rows_ready(v.get(kName)), out = rows_ready(o.get(kName)),
-                 dy = rows_ready(up);
+    const Tensor q_ = rows_ready(q.get(kName)), k_ = rows_ready(k.get(kName)), v_ = rows_ready(v.get(kName)),
+                 out = rows_ready(o.get(kName)), dy = rows_ready(up);
     const DType t = dy.dtype();
     const auto rows_of = [&](i64 d) { return Tensor::empty({q_.dim(0), q_.dim(2), q_.dim(1), d}, t).transpose(1, 2); };
     Tensor dq = rows_of(q_.dim(3)), dk = rows_of(q_.dim(3)), dv = rows_of(v_.dim(3));
-    Tensor dS = options.S0.defined() ? Tensor::zeros_like(options.S0) : Tensor(), dz = options.z0.defined() ? Tensor::zeros_like(options.z0) : Tensor();
+    Tensor dS = options.S0.defined() ? Tensor::zeros_like(options.S0) : Tensor(),
+           dz = options.z0.defined() ? Tensor::zeros_like(options.z0) : Tensor();
     with_float(kName, t, [&](auto zero) {
       using T = decltype(zero);
       kernels::LinearAttentionGrads<T> g{view_mut<T>(dq), view_mut<T>(dk), view_mut<T>(dv)};
@@ -62,17 +72,21 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const LinearAttent
     throw ShapeError(fmt::format("[linear_attention] got q {}, k {}, v {}, expected q, k [B, H, N, d] and v [B, H, N, dv]", q.shape().str(),
                                  k.shape().str(), v.shape().str()));
   if (o.mask.defined() && (o.mask.shape() != Shape{q.dim(0), q.dim(2)} || o.mask.dtype() != DType::U8))
-    throw ShapeError(fmt::format("[linear_attention] mask is {} {}, expected u8 [{}, {}] with 1 = real", name_of(o.mask.dtype()), o.mask.shape().str(),
-                                 q.dim(0), q.dim(2)));
+    throw ShapeError(fmt::format("[linear_attention] mask is {} {}, expected u8 [{}, {}] with 1 = real", name_of(o.mask.dtype()),
+                                 o.mask.shape().str(), q.dim(0), q.dim(2)));
   if (o.chunk < 1) throw ShapeError(fmt::format("[linear_attention] chunk is {}, expected at least 1", o.chunk));
-  if (o.S0.defined() != o.z0.defined() || (o.S0.defined() && !o.causal)) throw ShapeError("[linear_attention] a state is S0 and z0 together, with causal");
-  if (o.S0.defined() && (o.S0.shape() != Shape{q.dim(0), q.dim(1), q.dim(3), v.dim(3)} || o.z0.shape() != Shape{q.dim(0), q.dim(1), q.dim(3)}))
-    throw ShapeError(fmt::format("[linear_attention] got S0 {} and z0 {}, expected [B, H, d, dv] and [B, H, d]", o.S0.shape().str(), o.z0.shape().str()));
+  if (o.S0.defined() != o.z0.defined() || (o.S0.defined() && !o.causal))
+    throw ShapeError("[linear_attention] a state is S0 and z0 together, with causal");
+  if (o.S0.defined() &&
+      (o.S0.shape() != Shape{q.dim(0), q.dim(1), q.dim(3), v.dim(3)} || o.z0.shape() != Shape{q.dim(0), q.dim(1), q.dim(3)}))
+    throw ShapeError(fmt::format("[linear_attention] got S0 {} and z0 {}, expected [B, H, d, dv] and [B, H, d]", o.S0.shape().str(),
+                                 o.z0.shape().str()));
 }
 
 }  // namespace
 
-Tensor linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const LinearAttentionOptions& options, LinearAttentionState* last) {
+Tensor linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const LinearAttentionOptions& options,
+                        LinearAttentionState* last) {
   check(q, k, v, options);
   LinearAttentionOptions o = options;
   if (o.mask.defined()) o.mask = o.mask.to_contiguous();

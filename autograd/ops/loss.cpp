@@ -18,7 +18,8 @@ struct CrossEntropy final : Node {
   SavedTensor log_p;
   Tensor targets;
   CrossEntropyOptions o;
-  CrossEntropy(const Tensor& l, Tensor t, CrossEntropyOptions options) : log_p(l, Keep::Exact), targets(std::move(t)), o(std::move(options)) {}
+  CrossEntropy(const Tensor& l, Tensor t, CrossEntropyOptions options)
+      : log_p(l, Keep::Exact), targets(std::move(t)), o(std::move(options)) {}
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override {
     const Tensor lp = log_p.get(kName);
@@ -54,7 +55,8 @@ struct CrossEntropy final : Node {
   }
 };
 
-template <class T> double cross_entropy_sum(const T* log_p, const i64* target, i64 rows, i64 classes, const CrossEntropyOptions& o) {
+template <class T>
+double cross_entropy_sum(const T* log_p, const i64* target, i64 rows, i64 classes, const CrossEntropyOptions& o) {
   const T* weights = o.class_weights.defined() ? o.class_weights.ptr<T>() : nullptr;
   return parallel_reduce(
       rows, 64, 0.0,
@@ -73,7 +75,7 @@ template <class T> double cross_entropy_sum(const T* log_p, const i64* target, i
       [](double a, double b) { return a + b; });
 }
 
-struct BinaryCrossEntropy final : Node {   // dl/dx = sigmoid(x) - t
+struct BinaryCrossEntropy final : Node {  // dl/dx = sigmoid(x) - t
   static constexpr std::string_view kName = "binary_cross_entropy";
   SavedTensor x, target;
   BinaryCrossEntropy(const Tensor& x_, const Tensor& t) : x(x_), target(t) {}
@@ -97,12 +99,13 @@ struct SquaredError final : Node {
 
 void check_same(std::string_view op, const Tensor& x, const Tensor& t) {
   if (x.shape() != t.shape() || x.dtype() != t.dtype())
-    throw ShapeError(fmt::format("[{}] got {} {} and targets {} {}, expected the same shape and type", op, name_of(x.dtype()), x.shape().str(),
-                                 name_of(t.dtype()), t.shape().str()));
+    throw ShapeError(fmt::format("[{}] got {} {} and targets {} {}, expected the same shape and type", op, name_of(x.dtype()),
+                                 x.shape().str(), name_of(t.dtype()), t.shape().str()));
 }
 
 // Sum of term(x_i, t_i) in double over fixed chunks.
-template <class F> Tensor pair_sum(std::string_view op, const Tensor& x, const Tensor& t, F&& term) {
+template <class F>
+Tensor pair_sum(std::string_view op, const Tensor& x, const Tensor& t, F&& term) {
   const Tensor a = x.detach().to_contiguous(), b = t.detach().to_contiguous();
   double sum = 0;
   with_float(op, x.dtype(), [&](auto zero) {
@@ -128,7 +131,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
                                  name_of(targets.dtype()), targets.shape().str()));
   const i64 classes = logits.dim(-1);
   CrossEntropyOptions o = options;
-  if (!(o.smoothing >= 0 && o.smoothing < 1)) throw ShapeError(fmt::format("[cross_entropy] smoothing is {}, expected 0 to below 1", o.smoothing));
+  if (!(o.smoothing >= 0 && o.smoothing < 1))
+    throw ShapeError(fmt::format("[cross_entropy] smoothing is {}, expected 0 to below 1", o.smoothing));
   if (o.class_weights.defined()) {
     if (o.class_weights.shape() != Shape{classes})
       throw ShapeError(fmt::format("[cross_entropy] class weights are {}, expected [{}]", o.class_weights.shape().str(), classes));
@@ -136,7 +140,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
   }
   const Tensor index = targets.to_contiguous();
   for (i64 t : index.data<i64>())
-    if (t != o.ignore && (t < 0 || t >= classes)) throw ShapeError(fmt::format("[cross_entropy] target {}, expected 0 to {} or {}", t, classes - 1, o.ignore));
+    if (t != o.ignore && (t < 0 || t >= classes))
+      throw ShapeError(fmt::format("[cross_entropy] target {}, expected 0 to {} or {}", t, classes - 1, o.ignore));
   Tensor log_p;
   {
     const NoGrad no_grad;

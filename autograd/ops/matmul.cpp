@@ -28,14 +28,15 @@ Tensor four_axes(const Tensor& x, const Shape& batch) {
   return t;
 }
 
-template <class T> kernels::MatrixView<const T> view_of(const Tensor& t) {
+template <class T>
+kernels::MatrixView<const T> view_of(const Tensor& t) {
   return {t.ptr<T>(), t.stride(2), t.stride(3), t.dim(0) == 1 ? 0 : t.stride(0), t.dim(1) == 1 ? 0 : t.stride(1)};
 }
 
 Tensor product(const Tensor& a, const Tensor& b, std::string_view op) {
   if (a.rank() < 2 || b.rank() < 2 || a.dim(-1) != b.dim(-2))
-    throw ShapeError(fmt::format("[{}] inner dimensions differ: got a {} and b {}, expected a [..., m, k] and b [..., k, n]", op, a.shape().str(),
-                                 b.shape().str()));
+    throw ShapeError(fmt::format("[{}] inner dimensions differ: got a {} and b {}, expected a [..., m, k] and b [..., k, n]", op,
+                                 a.shape().str(), b.shape().str()));
   if (a.dtype() != b.dtype())
     throw ShapeError(fmt::format("[{}] element types differ: got {} and {}", op, name_of(a.dtype()), name_of(b.dtype())));
   const Shape batch = broadcast(a.shape().without(-1).without(-1), b.shape().without(-1).without(-1), op);
@@ -61,7 +62,7 @@ Tensor product(const Tensor& a, const Tensor& b, std::string_view op) {
   return y;
 }
 
-Tensor sum_to(const Tensor& g, const Shape& shape) {   // sums broadcast batch axes
+Tensor sum_to(const Tensor& g, const Shape& shape) {  // sums broadcast batch axes
   if (g.shape() == shape) return g;
   std::vector<int> axes;
   const int lead = g.rank() - shape.rank();
@@ -70,14 +71,18 @@ Tensor sum_to(const Tensor& g, const Shape& shape) {   // sums broadcast batch a
   return sum(g, axes, true).view(shape);
 }
 
-struct Matmul final : Node {         // da = dy b^T,  db = a^T dy
+struct Matmul final : Node {  // da = dy b^T,  db = a^T dy
   static constexpr std::string_view kName = "matmul";
   SavedTensor a, b;
   Shape sa, sb;
   bool need_a, need_b;
   Matmul(const Tensor& a_, const Tensor& b_)
-      : a(b_.grad_ref() ? SavedTensor(a_) : SavedTensor()), b(a_.grad_ref() ? SavedTensor(b_) : SavedTensor()), sa(a_.shape()), sb(b_.shape()),
-        need_a(static_cast<bool>(a_.grad_ref())), need_b(static_cast<bool>(b_.grad_ref())) {}
+      : a(b_.grad_ref() ? SavedTensor(a_) : SavedTensor()),
+        b(a_.grad_ref() ? SavedTensor(b_) : SavedTensor()),
+        sa(a_.shape()),
+        sb(b_.shape()),
+        need_a(static_cast<bool>(a_.grad_ref())),
+        need_b(static_cast<bool>(b_.grad_ref())) {}
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override {
     return {need_a ? sum_to(product(dy, b.get(kName).transpose(-1, -2), kName), sa) : Tensor(),
@@ -109,14 +114,18 @@ Tensor affine(const Tensor& x, const Tensor& w, const Tensor& bias) {
   return y;
 }
 
-struct Linear final : Node {         // dx = dy w^T,  dw = x^T dy,  db = column sums of dy; batch and length are one axis
+struct Linear final : Node {  // dx = dy w^T,  dw = x^T dy,  db = column sums of dy; batch and length are one axis
   static constexpr std::string_view kName = "linear";
   SavedTensor x, w;
   Shape shape;
   bool need_x, need_w, need_b;
   Linear(const Tensor& x_, const Tensor& w_, const Tensor& b)
-      : x(w_.grad_ref() ? SavedTensor(x_) : SavedTensor()), w(x_.grad_ref() ? SavedTensor(w_, Keep::Exact) : SavedTensor()), shape(x_.shape()),
-        need_x(static_cast<bool>(x_.grad_ref())), need_w(static_cast<bool>(w_.grad_ref())), need_b(static_cast<bool>(b.grad_ref())) {}
+      : x(w_.grad_ref() ? SavedTensor(x_) : SavedTensor()),
+        w(x_.grad_ref() ? SavedTensor(w_, Keep::Exact) : SavedTensor()),
+        shape(x_.shape()),
+        need_x(static_cast<bool>(x_.grad_ref())),
+        need_w(static_cast<bool>(w_.grad_ref())),
+        need_b(static_cast<bool>(b.grad_ref())) {}
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& up) override {
     const Tensor dy = flat(up.to_contiguous());
@@ -140,8 +149,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) { return record<Matmul>(product(
 
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   if (x.rank() < 1 || w.rank() != 2 || x.dim(-1) != w.dim(0) || (bias.defined() && bias.shape() != Shape{w.dim(1)}))
-    throw ShapeError(fmt::format("[linear] got x {}, w {}, bias {}, expected x [..., in], w [in, out], bias [out]", x.shape().str(), w.shape().str(),
-                                 bias.defined() ? bias.shape().str() : "none"));
+    throw ShapeError(fmt::format("[linear] got x {}, w {}, bias {}, expected x [..., in], w [in, out], bias [out]", x.shape().str(),
+                                 w.shape().str(), bias.defined() ? bias.shape().str() : "none"));
   for (const Tensor* t : {&w, &bias})
     if (t->defined() && t->dtype() != x.dtype())
       throw ShapeError(fmt::format("[linear] element types differ: got {} and {}", name_of(x.dtype()), name_of(t->dtype())));

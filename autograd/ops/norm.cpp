@@ -14,10 +14,17 @@ namespace {
 
 i64 rows_of(const Tensor& x) { return x.dim(-1) == 0 ? 0 : x.numel() / x.dim(-1); }
 
-template <class T> T* optional_ptr(Tensor& t) { return t.defined() ? t.mut_ptr<T>() : nullptr; }
-template <class T> const T* optional_ptr(const Tensor& t) { return t.defined() ? t.ptr<T>() : nullptr; }
+template <class T>
+T* optional_ptr(Tensor& t) {
+  return t.defined() ? t.mut_ptr<T>() : nullptr;
+}
+template <class T>
+const T* optional_ptr(const Tensor& t) {
+  return t.defined() ? t.ptr<T>() : nullptr;
+}
 
-template <bool kCentred> struct Norm final : Node {
+template <bool kCentred>
+struct Norm final : Node {
   static constexpr std::string_view kName = kCentred ? "layer_norm" : "rms_norm";
   SavedTensor x, gain, bias;
   Tensor mean, rstd;
@@ -43,8 +50,8 @@ template <bool kCentred> struct Norm final : Node {
     Tensor y = Tensor::empty_like(in);
     with_float(kName, in.dtype(), [&](auto t) {
       using T = decltype(t);
-      kernels::norm_replay(in.ptr<T>(), g.ptr<T>(), optional_ptr<T>(b), rows_of(in), in.dim(-1), optional_ptr<T>(std::as_const(mean)), rstd.ptr<T>(),
-                           y.mut_ptr<T>());
+      kernels::norm_replay(in.ptr<T>(), g.ptr<T>(), optional_ptr<T>(b), rows_of(in), in.dim(-1), optional_ptr<T>(std::as_const(mean)),
+                           rstd.ptr<T>(), y.mut_ptr<T>());
     });
     return y;
   }

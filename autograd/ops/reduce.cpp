@@ -12,10 +12,10 @@ namespace tapeformer::ops {
 namespace {
 
 struct Axes {
-  std::vector<int> order;   // kept axes first, reduced axes last
-  Shape kept, keep_shape;   // without, and with size 1 in place of, the reduced axes
+  std::vector<int> order;  // kept axes first, reduced axes last
+  Shape kept, keep_shape;  // without, and with size 1 in place of, the reduced axes
   i64 rows = 1, columns = 1;
-  bool leading = false;     // the reduced axes are the first ones of a contiguous tensor: sum columns instead of rows
+  bool leading = false;  // the reduced axes are the first ones of a contiguous tensor: sum columns instead of rows
 };
 
 Axes plan(const Shape& shape, const std::vector<int>& axes) {
@@ -81,7 +81,7 @@ struct Around {
 
 struct Max final : Node {
   static constexpr std::string_view kName = "max";
-  Tensor index;   // i64, where the maximum stood, shaped as [outer, inner]
+  Tensor index;  // i64, where the maximum stood, shaped as [outer, inner]
   Shape full;
   int axis;
   Max(Tensor i, Shape f, int a) : index(std::move(i)), full(f), axis(a) {}

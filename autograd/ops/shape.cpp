@@ -12,7 +12,8 @@
 namespace tapeformer::ops {
 namespace {
 
-template <class N> struct Keeper : Node {   // a view of something cheap is cheap as well
+template <class N>
+struct Keeper : Node {  // a view of something cheap is cheap as well
   SavedTensor source;
   explicit Keeper(const Tensor& x) {
     if (is_replayable(x)) source = SavedTensor(x);
@@ -43,7 +44,7 @@ struct Permute final : Keeper<Permute> {
   }
 };
 
-void add_strided(const Tensor& x, Tensor target) {   // target (a view) += x
+void add_strided(const Tensor& x, Tensor target) {  // target (a view) += x
   const Tensor sum = add(target.detach(), x.detach());
   target.copy_from(sum);
 }
@@ -116,7 +117,7 @@ void check_index(std::string_view op, const Tensor& index, i64 n) {
     if (i < -1 || i >= n) throw ShapeError(fmt::format("[{}] index {}, expected -1 to {}", op, i, n - 1));
 }
 
-Tensor take(const Tensor& x, int axis, const Tensor& index) {   // -1 gives 0
+Tensor take(const Tensor& x, int axis, const Tensor& index) {  // -1 gives 0
   const Tensor in = x.detach().to_contiguous();
   const Around a(x.shape(), axis);
   Shape shape = x.shape();
@@ -131,15 +132,17 @@ Tensor take(const Tensor& x, int axis, const Tensor& index) {   // -1 gives 0
     parallel_for(a.outer * m, std::max<i64>(1, 8192 / std::max<i64>(a.inner, 1)), [&](i64 begin, i64 end) {
       for (i64 r = begin; r < end; ++r) {
         const i64 from = at[static_cast<std::size_t>(r % m)];
-        if (from < 0) std::fill_n(o + r * a.inner, a.inner, T(0));
-        else std::copy_n(p + (r / m * a.n + from) * a.inner, a.inner, o + r * a.inner);
+        if (from < 0)
+          std::fill_n(o + r * a.inner, a.inner, T(0));
+        else
+          std::copy_n(p + (r / m * a.n + from) * a.inner, a.inner, o + r * a.inner);
       }
     });
   });
   return y;
 }
 
-Tensor put_add(const Tensor& x, int axis, const Tensor& index, i64 size) {   // rows with the same index are added in order of position
+Tensor put_add(const Tensor& x, int axis, const Tensor& index, i64 size) {  // rows with the same index are added in order of position
   const Tensor in = x.detach().to_contiguous();
   const Around a(x.shape(), axis);
   Shape shape = x.shape();
@@ -184,7 +187,8 @@ struct ScatterAdd final : Node {
 };
 
 // The index has its own row for every leading position of x [..., n, D].
-template <class F> void for_each_pair(const Shape& x, const Tensor& index, F&& f) {
+template <class F>
+void for_each_pair(const Shape& x, const Tensor& index, F&& f) {
   const i64 n = x.dim(-2), m = index.dim(-1), outer = index.numel() / std::max<i64>(m, 1);
   const auto at = index.data<i64>();
   parallel_for(outer, 1, [&](i64 begin, i64 end) {
@@ -204,8 +208,10 @@ Tensor take_along(const Tensor& x, const Tensor& index) {
     const T* p = in.ptr<T>();
     T* o = y.mut_ptr<T>();
     for_each_pair(x.shape(), index, [&](i64 base, i64 from, i64 to) {
-      if (from < 0) std::fill_n(o + to * width, width, T(0));
-      else std::copy_n(p + (base + from) * width, width, o + to * width);
+      if (from < 0)
+        std::fill_n(o + to * width, width, T(0));
+      else
+        std::copy_n(p + (base + from) * width, width, o + to * width);
     });
   });
   return y;
@@ -243,8 +249,10 @@ Tensor reshape(const Tensor& x, std::initializer_list<i64> sizes) {
   int open = -1, at = 0;
   for (i64 s : sizes) {
     if (s == -1 && open >= 0) throw ShapeError("[reshape] only one size may be -1");
-    if (s == -1) open = at;
-    else known *= s;
+    if (s == -1)
+      open = at;
+    else
+      known *= s;
     ++at;
   }
   std::vector<i64> v(sizes);
@@ -280,8 +288,8 @@ Tensor concat(const std::vector<Tensor>& parts, int axis) {
   std::vector<i64> sizes;
   for (const Tensor& p : parts) {
     if (p.rank() != shape.rank() || p.shape().without(a) != shape.without(a) || p.dtype() != parts[0].dtype())
-      throw ShapeError(fmt::format("[concat] got {} {} beside {} {}, expected equal sizes except on axis {}", name_of(p.dtype()), p.shape().str(),
-                                   name_of(parts[0].dtype()), parts[0].shape().str(), axis));
+      throw ShapeError(fmt::format("[concat] got {} {} beside {} {}, expected equal sizes except on axis {}", name_of(p.dtype()),
+                                   p.shape().str(), name_of(parts[0].dtype()), parts[0].shape().str(), axis));
     sizes.push_back(p.shape()[a]);
     shape[a] += sizes.back();
   }
@@ -323,7 +331,8 @@ Tensor gather(const Tensor& x, int axis, const Tensor& index) {
 
 Tensor gather_along(const Tensor& x, const Tensor& index) {
   if (x.rank() < 2 || index.rank() != x.rank() - 1 || index.shape().without(-1) != x.shape().without(-1).without(-1))
-    throw ShapeError(fmt::format("[gather_along] got x {} and index {}, expected x [..., n, D] and index [..., m]", x.shape().str(), index.shape().str()));
+    throw ShapeError(fmt::format("[gather_along] got x {} and index {}, expected x [..., n, D] and index [..., m]", x.shape().str(),
+                                 index.shape().str()));
   const Tensor at = index.to_contiguous();
   check_index("gather_along", at, x.dim(-2));
   return record<GatherAlong>(take_along(x, at), {&x}, at, x.shape());

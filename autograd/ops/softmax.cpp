@@ -25,7 +25,7 @@ struct Softmax final : Node {
   SavedTensor y;
   explicit Softmax(const Tensor& y_) : y(y_, Keep::Exact) {}
   std::string_view name() const override { return kName; }
-  Grads backward(const Tensor& up) override {          // dx = y (dy - sum(y dy))
+  Grads backward(const Tensor& up) override {  // dx = y (dy - sum(y dy))
     const Tensor out = y.get(kName), dy = up.to_contiguous();
     Tensor dx = Tensor::empty_like(dy);
     with_float(kName, dy.dtype(), [&](auto t) {
@@ -42,7 +42,7 @@ struct LogSoftmax final : Node {
   Tensor keep;
   LogSoftmax(const Tensor& y_, Tensor k) : y(y_, Keep::Exact), keep(std::move(k)) {}
   std::string_view name() const override { return kName; }
-  Grads backward(const Tensor& up) override {          // dx = dy - exp(y) sum(dy)
+  Grads backward(const Tensor& up) override {  // dx = dy - exp(y) sum(dy)
     const Tensor out = y.get(kName), dy = up.to_contiguous();
     Tensor dx = Tensor::empty_like(dy);
     with_float(kName, dy.dtype(), [&](auto t) {

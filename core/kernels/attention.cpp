@@ -25,9 +25,7 @@ class Scratch {
       : bytes_((bytes + 4095) / 4096 * 4096),
         nested_(in_parallel()),
         storage_(bytes_ * static_cast<std::size_t>(nested_ ? 1 : std::min<i64>(thread_count(), pieces))) {}
-  std::byte* mine() {
-    return storage_.data() + (nested_ ? 0 : static_cast<std::size_t>(parallel_member()) * bytes_);
-  }
+  std::byte* mine() { return storage_.data() + (nested_ ? 0 : static_cast<std::size_t>(parallel_member()) * bytes_); }
 
  private:
   std::size_t bytes_;
@@ -48,16 +46,13 @@ Head make_head(const Attention<float>& a, const Sizes& size, i64 index) {
   head.h = index % a.H;
   if (a.dropout > 0) {
     const i64 sample = a.rows != nullptr ? a.rows[head.b] : head.b;
-    head.dropout_key =
-        a.dropout_key.fold_in(static_cast<std::uint64_t>(sample)).fold_in(static_cast<std::uint64_t>(head.h));
+    head.dropout_key = a.dropout_key.fold_in(static_cast<std::uint64_t>(sample)).fold_in(static_cast<std::uint64_t>(head.h));
   }
   return head;
 }
 
 // Heads taken together as one piece of work, so that tiny heads do not cost a piece each.
-i64 heads_per_piece(const Sizes& s) {
-  return std::max<i64>(1, (i64{1} << 20) / std::max<i64>(1, s.N * s.M * (s.d + s.dv)));
-}
+i64 heads_per_piece(const Sizes& s) { return std::max<i64>(1, (i64{1} << 20) / std::max<i64>(1, s.N * s.M * (s.d + s.dv))); }
 
 class Forward {
  public:
@@ -73,9 +68,7 @@ class Forward {
 
  private:
   static constexpr std::size_t kFloat = sizeof(float);
-  std::size_t state_bytes() const {
-    return sizeof(ForwardState) + static_cast<std::size_t>(kTile * (size_.dp + size_.dvp)) * kFloat;
-  }
+  std::size_t state_bytes() const { return sizeof(ForwardState) + static_cast<std::size_t>(kTile * (size_.dp + size_.dvp)) * kFloat; }
 
   void whole_heads() {
     const i64 heads = a_.B * a_.H, grain = heads_per_piece(size_);
@@ -114,9 +107,8 @@ class Forward {
     head.key_tiles(t, key_tiles);
     const i64 i = t * kTile, stats = (head.b * a_.H + head.h) * a_.N + i;
     float* q = reinterpret_cast<float*>(memory + sizeof(ForwardState));
-    const i64 pairs =
-        forward_tile(head, dropout_, t, key_tiles, *state, q, q + kTile * size_.dp,
-                     o_.p + head.b * o_.b + head.h * o_.h + i * o_.n, o_.n, row_max_ + stats, row_lse_ + stats);
+    const i64 pairs = forward_tile(head, dropout_, t, key_tiles, *state, q, q + kTile * size_.dp,
+                                   o_.p + head.b * o_.b + head.h * o_.h + i * o_.n, o_.n, row_max_ + stats, row_lse_ + stats);
     counters::add_attention(2 * pairs * (a_.d + a_.dv), pairs);
   }
 
@@ -129,16 +121,9 @@ class Forward {
 
 class Backward {
  public:
-  Backward(const Attention<float>& a, RowsView<const float> o, const float* row_max, const float* row_lse,
-           RowsView<const float> d_o, const AttentionGrads<float>& grads)
-      : a_(a),
-        o_(o),
-        row_max_(row_max),
-        row_lse_(row_lse),
-        d_o_(d_o),
-        grads_(grads),
-        size_(a),
-        dropout_(dropout_of(a)) {}
+  Backward(const Attention<float>& a, RowsView<const float> o, const float* row_max, const float* row_lse, RowsView<const float> d_o,
+           const AttentionGrads<float>& grads)
+      : a_(a), o_(o), row_max_(row_max), row_lse_(row_lse), d_o_(d_o), grads_(grads), size_(a), dropout_(dropout_of(a)) {}
 
   void run(i64 first, i64 heads) {  // of the B * H heads
     if (heads >= kEnoughPieces)
@@ -150,9 +135,7 @@ class Backward {
  private:
   static constexpr std::size_t kFloat = sizeof(float);
   i64 dq_floats() const { return kTile * size_.q_tiles * size_.dp; }
-  std::size_t state_bytes() const {
-    return sizeof(BackwardState) + static_cast<std::size_t>(kTile * (size_.dp + size_.dvp)) * kFloat;
-  }
+  std::size_t state_bytes() const { return sizeof(BackwardState) + static_cast<std::size_t>(kTile * (size_.dp + size_.dvp)) * kFloat; }
   void pack_query(const Head& head, i64 t) const { head.pack_query_tile_backward(t, o_, row_max_, row_lse_, d_o_); }
 
   void whole_heads(i64 first, i64 heads) {
@@ -192,8 +175,7 @@ class Backward {
     parallel_for(heads * groups, 1, [&](i64 begin, i64 end) {
       for (i64 x = begin; x < end; ++x) {
         std::fill(dq + x * dq_floats(), dq + (x + 1) * dq_floats(), 0.0f);
-        for (i64 t = x % groups; t < size_.k_tiles; t += groups)
-          key_tile(all[x / groups], t, dq + x * dq_floats(), scratch.mine());
+        for (i64 t = x % groups; t < size_.k_tiles; t += groups) key_tile(all[x / groups], t, dq + x * dq_floats(), scratch.mine());
       }
     });
     parallel_for(heads * size_.q_tiles, 4, [&](i64 begin, i64 end) {
@@ -324,8 +306,8 @@ void attention_forward(const Attention<double>& a, RowsView<double> o, double* r
 }
 
 template <>
-void attention_backward(const Attention<double>& a, RowsView<const double> o, const double* row_max,
-                        const double* row_lse, RowsView<const double> d_o, const AttentionGrads<double>& grads) {
+void attention_backward(const Attention<double>& a, RowsView<const double> o, const double* row_max, const double* row_lse,
+                        RowsView<const double> d_o, const AttentionGrads<double>& grads) {
   const counters::Timed timed;
   attention_backward_reference(a, o, row_max, row_lse, d_o, grads);
 }

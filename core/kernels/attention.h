@@ -23,45 +23,50 @@ class Pattern {
   virtual void row(i64 b, i64 h, i64 i, i64 k0, i64 k1, std::uint8_t* allowed) const = 0;
   // Key tiles (of `tile` keys) that query rows [q0,q1) need, ascending, appended to `out`. Default: asks cover() for every tile.
   virtual void key_tiles(i64 b, i64 h, i64 q0, i64 q1, i64 keys, i64 tile, std::vector<i64>& out) const;
-  virtual bool same_for_samples() const { return true; }   // cover/row do not depend on b
-  virtual bool same_for_heads() const { return true; }     // cover/row do not depend on h
+  virtual bool same_for_samples() const { return true; }  // cover/row do not depend on b
+  virtual bool same_for_heads() const { return true; }    // cover/row do not depend on h
 };
 
-template <class T> struct RowsView {    // [B, H, N, d], last stride 1
+template <class T>
+struct RowsView {  // [B, H, N, d], last stride 1
   T* p = nullptr;
-  i64 b = 0, h = 0, n = 0;              // strides in elements; 0 = shared
+  i64 b = 0, h = 0, n = 0;  // strides in elements; 0 = shared
 };
 
-template <class T> struct Attention {
+template <class T>
+struct Attention {
   i64 B = 0, H = 0, N = 0, M = 0, d = 0, dv = 0;
-  RowsView<const T> q, k, v;            // [B,H,N,d] [B,H,M,d] [B,H,M,dv]
+  RowsView<const T> q, k, v;  // [B,H,N,d] [B,H,M,d] [B,H,M,dv]
   double scale = 1;
-  bool causal = false;                  // needs M >= N; key j is seen by query i only if j <= i
-  const std::uint8_t* query_mask = nullptr;   // [B, N] contiguous, 1 = real; null = all real
-  const std::uint8_t* key_mask = nullptr;     // [B, M]
-  const Pattern* pattern = nullptr;     // null = every key
-  const T* key_bias = nullptr;          // element (b,h,j) at key_bias[b*key_bias_b + h*key_bias_h + j]
+  bool causal = false;                       // needs M >= N; key j is seen by query i only if j <= i
+  const std::uint8_t* query_mask = nullptr;  // [B, N] contiguous, 1 = real; null = all real
+  const std::uint8_t* key_mask = nullptr;    // [B, M]
+  const Pattern* pattern = nullptr;          // null = every key
+  const T* key_bias = nullptr;               // element (b,h,j) at key_bias[b*key_bias_b + h*key_bias_h + j]
   i64 key_bias_b = 0, key_bias_h = 0;
-  RowsView<const T> pair_bias;          // element (b,h,i,j) at p[b*b + h*h + i*n + j]; p null = none
-  double dropout = 0;                   // probability; bits are a pure function of (dropout_key, rows[b], h, i, j)
+  RowsView<const T> pair_bias;  // element (b,h,i,j) at p[b*b + h*h + i*n + j]; p null = none
+  double dropout = 0;           // probability; bits are a pure function of (dropout_key, rows[b], h, i, j)
   RngKey dropout_key;
-  const i64* rows = nullptr;            // [B] global sample index; null = 0..B-1
+  const i64* rows = nullptr;  // [B] global sample index; null = 0..B-1
 };
 
 // o: [B,H,N,dv] strided, overwritten (padded and empty rows get 0). row_max, row_lse: [B,H,N] contiguous; lse = log sum exp(s - max).
-template <class T> void attention_forward(const Attention<T>&, RowsView<T> o, T* row_max, T* row_lse);
+template <class T>
+void attention_forward(const Attention<T>&, RowsView<T> o, T* row_max, T* row_lse);
 
-template <class T> struct AttentionGrads {    // overwritten, each strided with last stride 1; p null = not wanted. b or h stride must be real
-  RowsView<T> dq, dk, dv;                     // full [B,H,...] shapes even where the input is shared (the caller sums)
-  T* dkey_bias = nullptr;                     // [B,H,M] contiguous
-  RowsView<T> dpair_bias;                     // added to; strides may be 0 where pair_bias is shared; summed in order of b
+template <class T>
+struct AttentionGrads {    // overwritten, each strided with last stride 1; p null = not wanted. b or h stride must be real
+  RowsView<T> dq, dk, dv;  // full [B,H,...] shapes even where the input is shared (the caller sums)
+  T* dkey_bias = nullptr;  // [B,H,M] contiguous
+  RowsView<T> dpair_bias;  // added to; strides may be 0 where pair_bias is shared; summed in order of b
 };
 template <class T>
 void attention_backward(const Attention<T>&, RowsView<const T> o, const T* row_max, const T* row_lse, RowsView<const T> d_o,
                         const AttentionGrads<T>&);
 
 // The same by plain loops that build each row's set from Pattern::row alone, in double; the oracle for tests. Also the f64 path.
-template <class T> void attention_forward_reference(const Attention<T>&, RowsView<T> o, T* row_max, T* row_lse);
+template <class T>
+void attention_forward_reference(const Attention<T>&, RowsView<T> o, T* row_max, T* row_lse);
 template <class T>
 void attention_backward_reference(const Attention<T>&, RowsView<const T> o, const T* row_max, const T* row_lse, RowsView<const T> d_o,
                                   const AttentionGrads<T>&);

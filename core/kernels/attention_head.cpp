@@ -58,9 +58,7 @@ const float* head_rows(const RowsView<const float>& x, i64 b, i64 h) { return x.
 
 i64 Head::forward_floats(const Sizes& s) { return kTile * s.k_tiles * (s.d + s.dvp); }
 
-i64 Head::backward_floats(const Sizes& s) {
-  return kTile * (s.q_tiles * (s.dp + s.dvp + 5) + s.k_tiles * (s.d + s.dp + s.dv));
-}
+i64 Head::backward_floats(const Sizes& s) { return kTile * (s.q_tiles * (s.dp + s.dvp + 5) + s.k_tiles * (s.d + s.dp + s.dv)); }
 
 void Head::place_forward(float* memory) {
   v = memory;
@@ -86,10 +84,9 @@ void Head::pack_query_tile(i64 tile, float* to) const {
 void Head::pack_key_tile(i64 tile) const {
   const i64 j0 = tile * kTile;
   const auto real = [&](i64 j) { return real_key(j0 + j); };
-  pack_transposed(keys_t + j0 * size->d, head_rows(a->k, b, h) + j0 * a->k.n, a->k.n, size->keys(tile),
-                  size->padded_keys(tile), size->d, real);
-  pack_rows(v + j0 * size->dvp, head_rows(a->v, b, h) + j0 * a->v.n, a->v.n, size->keys(tile), size->dv, size->dvp,
-            real);
+  pack_transposed(keys_t + j0 * size->d, head_rows(a->k, b, h) + j0 * a->k.n, a->k.n, size->keys(tile), size->padded_keys(tile), size->d,
+                  real);
+  pack_rows(v + j0 * size->dvp, head_rows(a->v, b, h) + j0 * a->v.n, a->v.n, size->keys(tile), size->dv, size->dvp, real);
 }
 
 void Head::pack_key_tile_backward(i64 tile) const {
@@ -164,8 +161,7 @@ void Head::find_users() {
 }
 
 bool TileMask::build(const Head& head, i64 query_tile, i64 key_tile) {
-  const i64 q0 = query_tile * kTile, k0 = key_tile * kTile, rows = head.size->rows(query_tile),
-            keys = head.size->keys(key_tile);
+  const i64 q0 = query_tile * kTile, k0 = key_tile * kTile, rows = head.size->rows(query_tile), keys = head.size->keys(key_tile);
   const auto* a = head.a;
   if (a->causal && k0 > q0 + rows - 1) return false;
   const bool causal = a->causal && k0 + keys - 1 > q0;

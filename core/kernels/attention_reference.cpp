@@ -36,16 +36,14 @@ class Row {  // the keys that query i looks at, with scores and dropout factors
     score.clear();
     factor.clear();
     const std::uint64_t sample = static_cast<std::uint64_t>(a.rows ? a.rows[b] : b);
-    const RngKey bits =
-        a.dropout > 0 ? a.dropout_key.fold_in(sample).fold_in(std::uint64_t(h)).fold_in(std::uint64_t(i)) : RngKey();
+    const RngKey bits = a.dropout > 0 ? a.dropout_key.fold_in(sample).fold_in(std::uint64_t(h)).fold_in(std::uint64_t(i)) : RngKey();
     const auto threshold = static_cast<std::uint32_t>(std::lround(a.dropout * 0x1.0p16));
     for (i64 j = 0; j < a.M; ++j) {
       if (!allowed_[j]) continue;
       double s = a.scale * dot(row_of(a.q, b, h, i), row_of(a.k, b, h, j), a.d);
       if (a.key_bias) s += double(a.key_bias[b * a.key_bias_b + h * a.key_bias_h + j]);
       if (a.pair_bias.p) s += double(row_of(a.pair_bias, b, h, i)[j]);
-      const bool keep =
-          a.dropout <= 0 || (bits.bits32(static_cast<std::uint64_t>(j) >> 1) >> (16 * (j & 1)) & 0xffffu) >= threshold;
+      const bool keep = a.dropout <= 0 || (bits.bits32(static_cast<std::uint64_t>(j) >> 1) >> (16 * (j & 1)) & 0xffffu) >= threshold;
       keys.push_back(j);
       score.push_back(s);
       factor.push_back(keep ? (a.dropout > 0 ? 1 / (1 - a.dropout) : 1.0) : 0.0);
@@ -66,8 +64,7 @@ class Row {  // the keys that query i looks at, with scores and dropout factors
 };
 
 template <class T>
-void forward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, i64 i, const RowsView<T>& o, T& row_max,
-                 T& row_lse) {
+void forward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, i64 i, const RowsView<T>& o, T& row_max, T& row_lse) {
   std::vector<double> sum(static_cast<std::size_t>(a.dv), 0.0);
   row_max = row_lse = T(0);
   if (!row.keys.empty()) {
@@ -91,8 +88,8 @@ struct HeadGrads {
 };
 
 template <class T>
-void backward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, i64 i, const RowsView<const T>& o, T row_max,
-                  T row_lse, const RowsView<const T>& d_o, const AttentionGrads<T>& grads, HeadGrads<T>& sums) {
+void backward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, i64 i, const RowsView<const T>& o, T row_max, T row_lse,
+                  const RowsView<const T>& d_o, const AttentionGrads<T>& grads, HeadGrads<T>& sums) {
   std::vector<double> dq(static_cast<std::size_t>(a.d), 0.0);
   const T *go = row_of(d_o, b, h, i), *q = row_of(a.q, b, h, i);
   const double through = row.keys.empty() ? 0 : dot(go, row_of(o, b, h, i), a.dv);
@@ -147,8 +144,8 @@ void attention_forward_reference(const Attention<T>& a, RowsView<T> o, T* row_ma
 }
 
 template <class T>
-void attention_backward_reference(const Attention<T>& a, RowsView<const T> o, const T* row_max, const T* row_lse,
-                                  RowsView<const T> d_o, const AttentionGrads<T>& grads) {
+void attention_backward_reference(const Attention<T>& a, RowsView<const T> o, const T* row_max, const T* row_lse, RowsView<const T> d_o,
+                                  const AttentionGrads<T>& grads) {
   const auto& pair = grads.dpair_bias;
   const bool shared = pair.p != nullptr && ((a.B > 1 && pair.b == 0) || (a.H > 1 && pair.h == 0));
   parallel_for(a.B * a.H, shared ? a.B * a.H : 1, [&](i64 begin, i64 end) {
@@ -160,7 +157,7 @@ template void attention_forward_reference(const Attention<float>&, RowsView<floa
 template void attention_forward_reference(const Attention<double>&, RowsView<double>, double*, double*);
 template void attention_backward_reference(const Attention<float>&, RowsView<const float>, const float*, const float*,
                                            RowsView<const float>, const AttentionGrads<float>&);
-template void attention_backward_reference(const Attention<double>&, RowsView<const double>, const double*,
-                                           const double*, RowsView<const double>, const AttentionGrads<double>&);
+template void attention_backward_reference(const Attention<double>&, RowsView<const double>, const double*, const double*,
+                                           RowsView<const double>, const AttentionGrads<double>&);
 
 }  // namespace tapeformer::kernels

@@ -22,8 +22,8 @@ HWY_INLINE constexpr i64 lanes() { return static_cast<i64>(hn::MaxLanes(Floats()
 
 // c (+)= a b for MR rows and NV vectors of columns. b and c are aligned; a is read one element at a time.
 template <int MR, int NV>
-HWY_INLINE void block(const float* HWY_RESTRICT a, i64 a_row, i64 a_col, const float* HWY_RESTRICT b, i64 b_row,
-                      float* HWY_RESTRICT c, i64 c_row, i64 k, bool accumulate) {
+HWY_INLINE void block(const float* HWY_RESTRICT a, i64 a_row, i64 a_col, const float* HWY_RESTRICT b, i64 b_row, float* HWY_RESTRICT c,
+                      i64 c_row, i64 k, bool accumulate) {
   const Floats f;
   Vec sum[MR][NV];
 #pragma GCC unroll 16
@@ -50,8 +50,8 @@ HWY_INLINE void block(const float* HWY_RESTRICT a, i64 a_row, i64 a_col, const f
 }
 
 // A strip of kStrip rows and n columns, n a multiple of kPad.
-HWY_NOINLINE void strip(const float* a, i64 a_row, i64 a_col, const float* b, i64 b_row, float* c, i64 c_row, i64 n,
-                        i64 k, bool accumulate) {
+HWY_NOINLINE void strip(const float* a, i64 a_row, i64 a_col, const float* b, i64 b_row, float* c, i64 c_row, i64 n, i64 k,
+                        bool accumulate) {
   i64 j = 0;
   const auto run = [&]<int MR, int NV>() HWY_ATTR {
     for (i64 i = 0; i < kStrip; i += MR) {
@@ -116,13 +116,11 @@ HWY_NOINLINE void dropout_factors(const Dropout& dropout, std::uint64_t row_key,
   const hn::RebindToUnsigned<Floats> u32;
   const hn::Repartition<std::uint64_t, Floats> u64;
   const hn::Rebind<std::uint16_t, Floats> u16;
-  const auto multiply = [&](auto x, std::uint32_t m)
-                            HWY_ATTR { return hn::MulEven(hn::BitCast(u32, x), hn::Set(u32, m)); };
+  const auto multiply = [&](auto x, std::uint32_t m) HWY_ATTR { return hn::MulEven(hn::BitCast(u32, x), hn::Set(u32, m)); };
   alignas(64) std::uint64_t words[kTile / 4];
   const i64 blocks = lanes() / 2;
   for (i64 x = 0; x < kTile / 8; x += blocks) {
-    auto c0 = hn::Iota(u64, static_cast<std::uint64_t>((first >> 3) + x)), c1 = hn::Zero(u64),
-         c2 = hn::Set(u64, std::uint64_t{3}), c3 = c1;
+    auto c0 = hn::Iota(u64, static_cast<std::uint64_t>((first >> 3) + x)), c1 = hn::Zero(u64), c2 = hn::Set(u64, std::uint64_t{3}), c3 = c1;
     auto k0 = static_cast<std::uint32_t>(row_key), k1 = static_cast<std::uint32_t>(row_key >> 32);
     for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {  // high halves may hold anything
       const auto p0 = multiply(c0, 0xD2511F53u), p1 = multiply(c2, 0xCD9E8D57u);
@@ -215,24 +213,18 @@ HWY_INLINE void softmax_row(const RowTile& t, float scale, float& max, float* su
 }
 
 template <bool kBias>
-HWY_NOINLINE void softmax_strip(const Head& head, const Dropout& dropout, ForwardState& state, i64 q0, i64 k0, i64 s,
-                                i64 rows, float* o) {
+HWY_NOINLINE void softmax_strip(const Head& head, const Dropout& dropout, ForwardState& state, i64 q0, i64 k0, i64 s, i64 rows, float* o) {
   const i64 n = head.size->dvp, end = std::min((s + 1) * kStrip, rows);
   const auto run = state.mask.masked ? softmax_row<kBias, true> : softmax_row<kBias, false>;
   for (i64 i = s * kStrip; i < end; ++i) {
     if (dropout.on) dropout_factors(dropout, state.row_keys[i], k0, state.factor);
-    const RowTile t{state.scores + i * kTile,
-                    state.bias + i * kTile,
-                    state.mask.allowed + i * kTile,
-                    dropout.on ? state.factor : nullptr,
-                    state.mask.low[s],
-                    state.mask.high[s]};
+    const RowTile t{state.scores + i * kTile, state.bias + i * kTile, state.mask.allowed + i * kTile, dropout.on ? state.factor : nullptr,
+                    state.mask.low[s],        state.mask.high[s]};
     run(t, static_cast<float>(head.a->scale), state.max[i], state.sums + i * kPad, o + i * n, n);
   }
 }
 
-HWY_INLINE void finish_row(const Sizes& size, ForwardState& state, i64 i, const float* sum, float* out, float* row_max,
-                           float* row_lse) {
+HWY_INLINE void finish_row(const Sizes& size, ForwardState& state, i64 i, const float* sum, float* out, float* row_max, float* row_lse) {
   if (state.max[i] == kNoKey) {
     std::fill(out, out + size.dv, 0.0f);
     *row_max = *row_lse = 0.0f;
@@ -246,8 +238,8 @@ HWY_INLINE void finish_row(const Sizes& size, ForwardState& state, i64 i, const 
   *row_lse = std::log(total);
 }
 
-i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::vector<i64>& key_tiles,
-                 ForwardState& state, float* q, float* o, float* out, i64 out_row, float* row_max, float* row_lse) {
+i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::vector<i64>& key_tiles, ForwardState& state, float* q,
+                 float* o, float* out, i64 out_row, float* row_max, float* row_lse) {
   const Sizes& size = *head.size;
   const i64 rows = size.rows(tile), q0 = tile * kTile;
   const bool bias = head.a->key_bias != nullptr || head.a->pair_bias.p != nullptr;
@@ -273,19 +265,16 @@ i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::
       strip(scores, kTile, 1, head.v + (k0 + low) * size.dvp, size.dvp, o + r * size.dvp, size.dvp, size.dvp, n, true);
     }
   }
-  for (i64 i = 0; i < rows; ++i)
-    finish_row(size, state, i, o + i * size.dvp, out + i * out_row, row_max + i, row_lse + i);
+  for (i64 i = 0; i < rows; ++i) finish_row(size, state, i, o + i * size.dvp, out + i * out_row, row_max + i, row_lse + i);
   return pairs;
 }
 
 // ---- backward
 
 template <bool kBias, bool kMasked>
-HWY_INLINE void gradient_row(const RowTile& t, float* grads, float scale, const float* stats, i64 all,
-                             float* bias_grad) {
+HWY_INLINE void gradient_row(const RowTile& t, float* grads, float scale, const float* stats, i64 all, float* bias_grad) {
   const Floats f;
-  const Vec max = hn::Set(f, stats[0]), lse = hn::Set(f, stats[all]), through = hn::Set(f, stats[2 * all]),
-            by = hn::Set(f, scale);
+  const Vec max = hn::Set(f, stats[0]), lse = hn::Set(f, stats[all]), through = hn::Set(f, stats[2 * all]), by = hn::Set(f, scale);
   for (i64 j = t.low; j < t.high; j += lanes()) {
     Vec p = fast_exp(hn::Sub(scaled_score<kBias>(t, by, j, max), lse));
     if constexpr (kMasked) p = hn::IfThenElseZero(allowed_lanes(t.allowed + j), p);
@@ -305,10 +294,9 @@ HWY_INLINE void gradient_row(const RowTile& t, float* grads, float scale, const 
 }
 
 template <bool kBias>
-HWY_NOINLINE void gradient_strip(const Head& head, const Dropout& dropout, BackwardState& state, i64 tile, i64 k0,
-                                 i64 s, i64 padded, float* bias_grad) {
-  const i64 q0 = tile * kTile, end = std::min((s + 1) * kStrip, head.size->rows(tile)),
-            all = kTile * head.size->q_tiles;
+HWY_NOINLINE void gradient_strip(const Head& head, const Dropout& dropout, BackwardState& state, i64 tile, i64 k0, i64 s, i64 padded,
+                                 float* bias_grad) {
+  const i64 q0 = tile * kTile, end = std::min((s + 1) * kStrip, head.size->rows(tile)), all = kTile * head.size->q_tiles;
   const i64 low = state.mask.low[s], high = state.mask.high[s];
   const Floats f;
   for (i64 i = s * kStrip; i < end; ++i) {
@@ -320,15 +308,14 @@ HWY_NOINLINE void gradient_strip(const Head& head, const Dropout& dropout, Backw
     }
     if (high == 0) continue;
     if (dropout.on) dropout_factors(dropout, head.row_keys[q0 + i], k0, state.factor);
-    const RowTile t{
-        ds, state.bias + i * kTile, state.mask.allowed + i * kTile, dropout.on ? state.factor : nullptr, low, high};
+    const RowTile t{ds, state.bias + i * kTile, state.mask.allowed + i * kTile, dropout.on ? state.factor : nullptr, low, high};
     const auto run = state.mask.masked ? gradient_row<kBias, true> : gradient_row<kBias, false>;
     run(t, p, static_cast<float>(head.a->scale), head.row + q0 + i, all, bias_grad);
   }
 }
 
-i64 backward_tile(const Head& head, const Dropout& dropout, i64 tile, i64 key_tile, BackwardState& state, float* dk,
-                  float* dv, float* dq, bool bias_grad) {
+i64 backward_tile(const Head& head, const Dropout& dropout, i64 tile, i64 key_tile, BackwardState& state, float* dk, float* dv, float* dq,
+                  bool bias_grad) {
   if (!state.mask.build(head, tile, key_tile)) return 0;
   const Sizes& size = *head.size;
   const TileMask& m = state.mask;
@@ -337,28 +324,27 @@ i64 backward_tile(const Head& head, const Dropout& dropout, i64 tile, i64 key_ti
   if (bias) head.fill_bias(tile, key_tile, state.bias);
   for (i64 s = 0; s < kStrips; ++s) {
     const i64 r = s * kStrip, low = m.low[s], n = m.high[s] - low;
-    strip(head.q + (q0 + r) * size.dp, size.dp, 1, head.keys_t + k0 * size.d + low, padded,
-          state.scores + r * kTile + low, kTile, n, size.d, false);
-    strip(head.d_o + (q0 + r) * size.dvp, size.dvp, 1, head.values_t + k0 * size.dv + low, padded,
-          state.grads + r * kTile + low, kTile, n, size.dv, false);
+    strip(head.q + (q0 + r) * size.dp, size.dp, 1, head.keys_t + k0 * size.d + low, padded, state.scores + r * kTile + low, kTile, n,
+          size.d, false);
+    strip(head.d_o + (q0 + r) * size.dvp, size.dvp, 1, head.values_t + k0 * size.dv + low, padded, state.grads + r * kTile + low, kTile, n,
+          size.dv, false);
     const auto run = bias ? gradient_strip<true> : gradient_strip<false>;
     run(head, dropout, state, tile, k0, s, padded, bias_grad ? state.bias_grad : nullptr);
   }
   for (i64 s = 0; s < kStrips; ++s) {
     const i64 r = s * kStrip, low = m.low[s];
     if (m.high[s] == 0) continue;
-    strip(state.scores + r * kTile + low, kTile, 1, head.keys + (k0 + low) * size.dp, size.dp, dq + (q0 + r) * size.dp,
-          size.dp, size.dp, m.high[s] - low, true);
+    strip(state.scores + r * kTile + low, kTile, 1, head.keys + (k0 + low) * size.dp, size.dp, dq + (q0 + r) * size.dp, size.dp, size.dp,
+          m.high[s] - low, true);
   }
   for (i64 s = 0; s * kStrip < padded; ++s) {
     i64 first, last;
     m.query_range(s, rows, first, last);
     if (first == last) continue;
     const i64 r = s * kStrip, at = first * kTile + r;
-    strip(state.grads + at, 1, kTile, head.d_o + (q0 + first) * size.dvp, size.dvp, dv + r * size.dvp, size.dvp,
-          size.dvp, last - first, true);
-    strip(state.scores + at, 1, kTile, head.q + (q0 + first) * size.dp, size.dp, dk + r * size.dp, size.dp, size.dp,
-          last - first, true);
+    strip(state.grads + at, 1, kTile, head.d_o + (q0 + first) * size.dvp, size.dvp, dv + r * size.dvp, size.dvp, size.dvp, last - first,
+          true);
+    strip(state.scores + at, 1, kTile, head.q + (q0 + first) * size.dp, size.dp, dk + r * size.dp, size.dp, size.dp, last - first, true);
   }
   return m.pairs(rows, size.keys(key_tile));
 }
@@ -373,14 +359,13 @@ namespace tapeformer::kernels::attention_tiles {
 HWY_EXPORT(forward_tile);
 HWY_EXPORT(backward_tile);
 
-i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::vector<i64>& key_tiles,
-                 ForwardState& state, float* q, float* o, float* out, i64 out_row, float* row_max, float* row_lse) {
-  return HWY_DYNAMIC_DISPATCH(forward_tile)(head, dropout, tile, key_tiles, state, q, o, out, out_row, row_max,
-                                            row_lse);
+i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::vector<i64>& key_tiles, ForwardState& state, float* q,
+                 float* o, float* out, i64 out_row, float* row_max, float* row_lse) {
+  return HWY_DYNAMIC_DISPATCH(forward_tile)(head, dropout, tile, key_tiles, state, q, o, out, out_row, row_max, row_lse);
 }
 
-i64 backward_tile(const Head& head, const Dropout& dropout, i64 tile, i64 key_tile, BackwardState& state, float* dk,
-                  float* dv, float* dq, bool bias_grad) {
+i64 backward_tile(const Head& head, const Dropout& dropout, i64 tile, i64 key_tile, BackwardState& state, float* dk, float* dv, float* dq,
+                  bool bias_grad) {
   return HWY_DYNAMIC_DISPATCH(backward_tile)(head, dropout, tile, key_tile, state, dk, dv, dq, bias_grad);
 }
 

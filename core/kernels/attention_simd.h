@@ -34,12 +34,12 @@ struct BackwardState {                      // of one key tile
 };
 
 // One tile of queries against all keys they see. q: [64, dp] and o: [64, dvp] are scratch. Returns the pairs computed.
-i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::vector<i64>& key_tiles,
-                 ForwardState& state, float* q, float* o, float* out, i64 out_row, float* row_max, float* row_lse);
+i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::vector<i64>& key_tiles, ForwardState& state, float* q,
+                 float* o, float* out, i64 out_row, float* row_max, float* row_lse);
 
 // The products of one tile: dk and dv of the key tile, and dq (all rows of the head), are added to. Returns the pairs
 // computed; when there are any, state.scores holds dS.
-i64 backward_tile(const Head& head, const Dropout& dropout, i64 tile, i64 key_tile, BackwardState& state, float* dk,
-                  float* dv, float* dq, bool bias_grad);
+i64 backward_tile(const Head& head, const Dropout& dropout, i64 tile, i64 key_tile, BackwardState& state, float* dk, float* dv, float* dq,
+                  bool bias_grad);
 
 }  // namespace tapeformer::kernels::attention_tiles

@@ -52,8 +52,8 @@ Plan create(const Conv2d& c, Direction direction, bool bias) {
   const auto f32 = memory::data_type::f32;
   const auto tag = memory::format_tag::nhwc;
   const bool grouped = c.groups > 1;
-  const memory::dims w_dims = grouped ? memory::dims{c.groups, c.Co / c.groups, c.Ci / c.groups, c.Kh, c.Kw}
-                                      : memory::dims{c.Co, c.Ci, c.Kh, c.Kw};
+  const memory::dims w_dims =
+      grouped ? memory::dims{c.groups, c.Co / c.groups, c.Ci / c.groups, c.Kh, c.Kw} : memory::dims{c.Co, c.Ci, c.Kh, c.Kw};
   const memory::dims strides{c.stride_h, c.stride_w}, dilates{c.dilation_h - 1, c.dilation_w - 1};
   const memory::dims before{c.pad_top, c.pad_left}, after{c.pad_bottom, c.pad_right};
   Plan p;
@@ -76,15 +76,13 @@ Plan create(const Conv2d& c, Direction direction, bool bias) {
     p.primitive = dnnl::convolution_forward(forward);
   } else if (direction == Direction::Data) {
     const dnnl::convolution_backward_data::primitive_desc chosen(
-        dnnl::convolution_backward_data::desc(direct, p.x, any, p.y, strides, dilates, before, after), attr, engine,
-        forward);
+        dnnl::convolution_backward_data::desc(direct, p.x, any, p.y, strides, dilates, before, after), attr, engine, forward);
     p.w = chosen.weights_desc();
     p.scratchpad = chosen.scratchpad_desc();
     p.primitive = dnnl::convolution_backward_data(chosen);
   } else {
     const dnnl::convolution_backward_weights::primitive_desc chosen(
-        dnnl::convolution_backward_weights::desc(direct, p.x, any, p.y, strides, dilates, before, after), attr, engine,
-        forward);
+        dnnl::convolution_backward_weights::desc(direct, p.x, any, p.y, strides, dilates, before, after), attr, engine, forward);
     p.w = chosen.diff_weights_desc();
     p.scratchpad = chosen.scratchpad_desc();
     p.primitive = dnnl::convolution_backward_weights(chosen);
@@ -159,8 +157,7 @@ void grad_data(const Conv2d& c, const float* w, const float* dy, float* dx) {
 void grad_weights(const Conv2d& c, const float* x, const float* dy, float* dw) {
   const Conv2d piece = piece_of(c);
   const Plan plan = plan_for(piece, Direction::Weights, false);
-  const i64 pieces = c.B / piece.B, slots = std::min<i64>(pieces, 8),
-            size = static_cast<i64>(plan.w.get_size() / sizeof(float));
+  const i64 pieces = c.B / piece.B, slots = std::min<i64>(pieces, 8), size = static_cast<i64>(plan.w.get_size() / sizeof(float));
   Storage storage(static_cast<std::size_t>(2 * slots * size) * sizeof(float));
   float* sums = reinterpret_cast<float*>(storage.data());
   parallel_for(slots, 1, [&](i64 begin, i64 end) {
@@ -182,8 +179,7 @@ void grad_weights(const Conv2d& c, const float* x, const float* dy, float* dw) {
 }
 
 void grad_bias(const Conv2d& c, const float* dy, float* db) {
-  const i64 rows = output_floats(c) / c.Co, grain = std::max<i64>((rows + 31) / 32, 256),
-            chunks = (rows + grain - 1) / grain;
+  const i64 rows = output_floats(c) / c.Co, grain = std::max<i64>((rows + 31) / 32, 256), chunks = (rows + grain - 1) / grain;
   std::vector<float> sums(static_cast<std::size_t>(chunks * c.Co), 0.0f);
   parallel_for(rows, grain, [&](i64 begin, i64 end) {
     float* sum = sums.data() + begin / grain * c.Co;
@@ -241,8 +237,7 @@ void conv2d(const Conv2d& c, const double* x, const double* w, const double* bia
 }
 
 template <>
-void conv2d_grad(const Conv2d& c, const double* x, const double* w, const double* dy, double* dx, double* dw,
-                 double* db) {
+void conv2d_grad(const Conv2d& c, const double* x, const double* w, const double* dy, double* dx, double* dw, double* db) {
   counters::add_matmul(2 * multiply_adds(c) * ((dx != nullptr) + (dw != nullptr)));
   const counters::Timed timed;
   conv2d_grad_reference(c, x, w, dy, dx, dw, db);

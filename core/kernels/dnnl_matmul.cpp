@@ -112,11 +112,10 @@ bool run(const Spec& spec, const void* a, const void* b, float* c, const float* 
   if (!p.primitive) return false;
   const auto& engine = dnnl_runtime::engine();
   const auto at = [&](const memory::desc& d, const void* data) { return memory(d, engine, const_cast<void*>(data)); };
-  std::unordered_map<int, memory> arguments{
-      {DNNL_ARG_SRC, at(p.a, a)},
-      {DNNL_ARG_WEIGHTS, at(p.b, b)},
-      {DNNL_ARG_DST, at(p.c, c)},
-      {DNNL_ARG_SCRATCHPAD, at(p.scratchpad, dnnl_runtime::scratchpad(p.scratchpad.get_size()))}};
+  std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, at(p.a, a)},
+                                            {DNNL_ARG_WEIGHTS, at(p.b, b)},
+                                            {DNNL_ARG_DST, at(p.c, c)},
+                                            {DNNL_ARG_SCRATCHPAD, at(p.scratchpad, dnnl_runtime::scratchpad(p.scratchpad.get_size()))}};
   if (spec.bias) arguments.emplace(DNNL_ARG_BIAS, at(p.bias, bias));
   p.primitive.execute(dnnl_runtime::stream(), arguments);
   return true;

@@ -120,8 +120,8 @@ void run_packed(dnnl_matmul::Spec s, const Operand* a, const Operand* b, float* 
 }
 
 template <class Operand>
-void multiply_onednn(const MatrixView<const Operand>& a, const MatrixView<const Operand>& b, const MatrixView<float>& c,
-                     const Piece& p, const float* bias, bool accumulate) {
+void multiply_onednn(const MatrixView<const Operand>& a, const MatrixView<const Operand>& b, const MatrixView<float>& c, const Piece& p,
+                     const float* bias, bool accumulate) {
   const bool bf16 = std::is_same_v<Operand, BF16>;
   const dnnl_matmul::Spec s{p.batch, p.m,   p.n,      p.k,   a.batch1,        a.row,      a.col, b.batch1,
                             b.row,   b.col, c.batch1, c.row, bias != nullptr, accumulate, bf16};
@@ -152,8 +152,8 @@ struct BlasOperand {  // a matrix as cblas wants it, packed when neither of its 
   }
 };
 
-void multiply_openblas(MatrixView<const float> a, MatrixView<const float> b, const MatrixView<float>& c, const Piece& p,
-                       const float* bias, bool accumulate) {
+void multiply_openblas(MatrixView<const float> a, MatrixView<const float> b, const MatrixView<float>& c, const Piece& p, const float* bias,
+                       bool accumulate) {
   thread_local std::vector<float> a_dense, b_dense;
   for (i64 i = 0; i < p.batch; ++i) {
     MatrixView<const float> ai = a, bi = b;
@@ -165,15 +165,14 @@ void multiply_openblas(MatrixView<const float> a, MatrixView<const float> b, con
       for (i64 r = 0; r < p.m; ++r) std::copy(bias, bias + p.n, ci + r * c.row);
     }
     const float beta = accumulate || bias != nullptr ? 1.0f : 0.0f;
-    cblas_sgemm(CblasRowMajor, x.transpose, y.transpose, static_cast<int>(p.m), static_cast<int>(p.n),
-                static_cast<int>(p.k), 1.0f, x.p, x.leading, y.p, y.leading, beta, ci,
-                static_cast<int>(std::max(c.row, p.n)));
+    cblas_sgemm(CblasRowMajor, x.transpose, y.transpose, static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k), 1.0f, x.p,
+                x.leading, y.p, y.leading, beta, ci, static_cast<int>(std::max(c.row, p.n)));
   }
 }
 
 template <class T>
-void multiply_plain(const MatrixView<const T>& a, const MatrixView<const T>& b, const MatrixView<T>& c, const Piece& p,
-                    const T* bias, bool accumulate) {
+void multiply_plain(const MatrixView<const T>& a, const MatrixView<const T>& b, const MatrixView<T>& c, const Piece& p, const T* bias,
+                    bool accumulate) {
   constexpr i64 kBlock = 128;  // a block of B of this many rows and columns stays in the cache
   thread_local std::vector<T> block;
   for (i64 batch = 0; batch < p.batch; ++batch) {
@@ -211,8 +210,7 @@ void multiply_piece(const Gemm<T>& g, const Tiles& t, i64 index, i64 k0, T* part
   const i64 across = divide_up(g.n, t.n), down = divide_up(g.m, t.m), groups = divide_up(g.batch1, t.batch);
   const i64 j = index % across * t.n, i = index / across % down * t.m;
   const i64 b1 = index / across / down % groups * t.batch, b0 = index / across / down / groups;
-  const Piece piece{std::min(t.batch, g.batch1 - b1), std::min(t.m, g.m - i), std::min(t.n, g.n - j),
-                    std::min(t.k, g.k - k0)};
+  const Piece piece{std::min(t.batch, g.batch1 - b1), std::min(t.m, g.m - i), std::min(t.n, g.n - j), std::min(t.k, g.k - k0)};
   auto a = g.a;
   auto b = g.b;
   auto c = g.c;
@@ -231,8 +229,7 @@ constexpr i64 kRowsToAdd = 16;
 
 // Rows [first, first + kRowsToAdd) of a piece of C from its partial products.
 template <class T>
-void add_chunks(const MatrixView<T>& c, const Piece& p, const T* bias, bool accumulate, i64 first, const T* partial,
-                i64 chunks, i64 size) {
+void add_chunks(const MatrixView<T>& c, const Piece& p, const T* bias, bool accumulate, i64 first, const T* partial, i64 chunks, i64 size) {
   for (i64 i = first; i < std::min(p.m, first + kRowsToAdd); ++i) {
     T* out = c.p + i * c.row;
     for (i64 j = 0; j < p.n && !accumulate; ++j) out[j] = bias ? bias[j] : T(0);
@@ -255,11 +252,10 @@ void multiply_cut_k(const Gemm<T>& g, const Tiles& t, i64 pieces, Multiply&& mul
   const i64 rows = divide_up(t.m, kRowsToAdd);
   parallel_for(pieces * rows, 1, [&](i64 begin, i64 end) {
     for (i64 x = begin; x < end; ++x) {
-      multiply_piece(
-          g, t, x / rows, 0, static_cast<T*>(nullptr),
-          [&](const auto&, const auto&, const MatrixView<T>& c, const Piece& p, const T* bias, bool accumulate) {
-            add_chunks(c, p, bias, accumulate, x % rows * kRowsToAdd, partial + x / rows * chunks * size, chunks, size);
-          });
+      multiply_piece(g, t, x / rows, 0, static_cast<T*>(nullptr),
+                     [&](const auto&, const auto&, const MatrixView<T>& c, const Piece& p, const T* bias, bool accumulate) {
+                       add_chunks(c, p, bias, accumulate, x % rows * kRowsToAdd, partial + x / rows * chunks * size, chunks, size);
+                     });
     }
   });
 }
@@ -303,14 +299,12 @@ struct RoundedCopy {
         for (i64 i = 0; i < inner; ++i) round_into(to[r * inner + i], from[i * inner_step]);
       }
     });
-    view = {to, turned ? 1 : cols, turned ? rows : 1, x.batch0 == 0 ? 0 : n1 * rows * cols,
-            x.batch1 == 0 ? 0 : rows * cols};
+    view = {to, turned ? 1 : cols, turned ? rows : 1, x.batch0 == 0 ? 0 : n1 * rows * cols, x.batch1 == 0 ? 0 : rows * cols};
   }
 };
 
 bool wants_bf16(const Gemm<float>& g) {
-  return math == Math::BF16 && dnnl_matmul::has_bf16() && std::min({g.m, g.n, g.k}) >= 32 &&
-         g.m * g.n * g.k >= (i64{1} << 22);
+  return math == Math::BF16 && dnnl_matmul::has_bf16() && std::min({g.m, g.n, g.k}) >= 32 && g.m * g.n * g.k >= (i64{1} << 22);
 }
 
 template <class To>
@@ -319,14 +313,12 @@ void gemm_rounded(const Gemm<float>& g, const Tiles& t) {
   Gemm<float> places = g;  // has the strides of the copies, so that a piece's offset in it is its offset in a copy
   places.a = {g.a.p, a.view.row, a.view.col, a.view.batch0, a.view.batch1};
   places.b = {g.b.p, b.view.row, b.view.col, b.view.batch0, b.view.batch1};
-  multiply_tiles(
-      places, t,
-      [&](const auto& ta, const auto& tb, const auto& c, const Piece& p, const float* bias, bool accumulate) {
-        MatrixView<const To> ca = a.view, cb = b.view;
-        ca.p += ta.p - g.a.p;
-        cb.p += tb.p - g.b.p;
-        multiply_onednn(ca, cb, c, p, bias, accumulate);
-      });
+  multiply_tiles(places, t, [&](const auto& ta, const auto& tb, const auto& c, const Piece& p, const float* bias, bool accumulate) {
+    MatrixView<const To> ca = a.view, cb = b.view;
+    ca.p += ta.p - g.a.p;
+    cb.p += tb.p - g.b.p;
+    multiply_onednn(ca, cb, c, p, bias, accumulate);
+  });
 }
 
 void multiply_f32(const Gemm<float>& g) {

@@ -8,25 +8,28 @@
 
 namespace tapeformer::kernels {
 
-template <class T> struct MatrixView {  // element (b0, b1, i, j) at p[b0*batch0 + b1*batch1 + i*row + j*col]
+template <class T>
+struct MatrixView {  // element (b0, b1, i, j) at p[b0*batch0 + b1*batch1 + i*row + j*col]
   T* p = nullptr;
   i64 row = 0, col = 1;
-  i64 batch0 = 0, batch1 = 0;           // 0 = the same matrix for every batch index
+  i64 batch0 = 0, batch1 = 0;  // 0 = the same matrix for every batch index
 };
 
-template <class T> struct Gemm {        // C = A B (+ bias) or C += A B
+template <class T>
+struct Gemm {  // C = A B (+ bias) or C += A B
   i64 batch0 = 1, batch1 = 1;
   i64 m = 0, n = 0, k = 0;
-  MatrixView<const T> a;                // [m, k]
-  MatrixView<const T> b;                // [k, n]
-  MatrixView<T> c;                      // [m, n], col stride 1
-  const T* bias = nullptr;              // [n], added to every row; only when not accumulating
+  MatrixView<const T> a;    // [m, k]
+  MatrixView<const T> b;    // [k, n]
+  MatrixView<T> c;          // [m, n], col stride 1
+  const T* bias = nullptr;  // [n], added to every row; only when not accumulating
   bool accumulate = false;
 };
-template <class T> void gemm(const Gemm<T>&);   // T: float, double. k = 0 gives zeros (+ bias)
+template <class T>
+void gemm(const Gemm<T>&);  // T: float, double. k = 0 gives zeros (+ bias)
 
 enum class Math { F32, BF16 };
-class PrecisionScope {                  // while alive, large f32 products on this thread round their inputs to bf16
+class PrecisionScope {  // while alive, large f32 products on this thread round their inputs to bf16
  public:
   explicit PrecisionScope(Math);
   ~PrecisionScope();

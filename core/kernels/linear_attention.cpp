@@ -9,10 +9,14 @@
 namespace tapeformer::kernels {
 namespace {
 
-template <class T> Tensor scratch(i64 elements) { return Tensor::empty({std::max<i64>(elements, 1)}, dtype_of<T>); }
+template <class T>
+Tensor scratch(i64 elements) {
+  return Tensor::empty({std::max<i64>(elements, 1)}, dtype_of<T>);
+}
 
 // The sequence as [G = B H, n chunks, C, width] with zero rows behind the end: one group of matrix products for all chunks at once.
-template <class T> struct Chunks {
+template <class T>
+struct Chunks {
   const LinearAttention<T>& a;
   i64 G, C, n;
   explicit Chunks(const LinearAttention<T>& args) : a(args), G(args.B * args.H), C(args.causal ? std::min(args.chunk, args.N) : args.N) {
@@ -27,8 +31,10 @@ template <class T> struct Chunks {
       for (i64 r = begin; r < end; ++r) {
         const i64 g = r / (n * C), i = r % (n * C), b = g / a.H, h = g % a.H;
         T* row = p + r * width;
-        if (i >= a.N || (a.mask && !a.mask[b * a.N + i])) std::fill_n(row, width, T(0));
-        else std::copy_n(x.p + b * x.b + h * x.h + i * x.n, width, row);
+        if (i >= a.N || (a.mask && !a.mask[b * a.N + i]))
+          std::fill_n(row, width, T(0));
+        else
+          std::copy_n(x.p + b * x.b + h * x.h + i * x.n, width, row);
       }
     });
     return out;
@@ -48,9 +54,9 @@ template <class T> struct Chunks {
     g.accumulate = accumulate;
     gemm(g);
   }
-  MatrixView<const T> rows(const T* p, i64 width) const { return {p, width, 1, n * C * width, C * width}; }          // [C, width]
-  MatrixView<const T> columns(const T* p, i64 width) const { return {p, 1, width, n * C * width, C * width}; }       // its transpose
-  MatrixView<const T> state(const T* p, i64 r, i64 c) const { return {p, c, 1, n * r * c, r * c}; }                  // [r, c] a chunk
+  MatrixView<const T> rows(const T* p, i64 width) const { return {p, width, 1, n * C * width, C * width}; }     // [C, width]
+  MatrixView<const T> columns(const T* p, i64 width) const { return {p, 1, width, n * C * width, C * width}; }  // its transpose
+  MatrixView<const T> state(const T* p, i64 r, i64 c) const { return {p, c, 1, n * r * c, r * c}; }             // [r, c] a chunk
   MatrixView<const T> state_t(const T* p, i64 r, i64 c) const { return {p, 1, c, n * r * c, r * c}; }
 
   // states[g][c] <- sum of states of the chunks before (from_end: after) c, plus `first`; the total goes to `last`.
@@ -58,8 +64,10 @@ template <class T> struct Chunks {
     parallel_for(G, 1, [&](i64 begin, i64 end) {
       std::vector<T> sum(static_cast<std::size_t>(size)), own(sum.size());
       for (i64 g = begin; g < end; ++g) {
-        if (first) std::copy_n(first + g * size, size, sum.begin());
-        else std::fill(sum.begin(), sum.end(), T(0));
+        if (first)
+          std::copy_n(first + g * size, size, sum.begin());
+        else
+          std::fill(sum.begin(), sum.end(), T(0));
         for (i64 c = 0; c < n; ++c) {
           T* p = states + (g * n + (from_end ? n - 1 - c : c)) * size;
           std::copy_n(p, size, own.begin());
@@ -99,7 +107,8 @@ template <class T> struct Chunks {
   }
 
   // f(row index in the chunk layout, b, h, position) over real positions of the sequence.
-  template <class F> void for_positions(F&& f) const {
+  template <class F>
+  void for_positions(F&& f) const {
     parallel_for(G * a.N, 256, [&](i64 begin, i64 end) {
       for (i64 r = begin; r < end; ++r) {
         const i64 g = r / a.N, i = r % a.N;
@@ -109,13 +118,15 @@ template <class T> struct Chunks {
   }
 };
 
-template <class T> void unpack(const Chunks<T>& ch, const Tensor& x, i64 width, RowsView<T> to) {
+template <class T>
+void unpack(const Chunks<T>& ch, const Tensor& x, i64 width, RowsView<T> to) {
   const T* p = x.ptr<T>();
   ch.for_positions([&](i64 at, i64 b, i64 h, i64 i) { std::copy_n(p + at * width, width, to.p + b * to.b + h * to.h + i * to.n); });
 }
 
 // States before each chunk: S [G, n, d, dv] and z [G, n, d]; without causality every chunk (there is one) gets the total.
-template <class T> void states(const Chunks<T>& ch, const Tensor& k, const Tensor& v, Tensor& S, Tensor& z, T* S_last, T* z_last) {
+template <class T>
+void states(const Chunks<T>& ch, const Tensor& k, const Tensor& v, Tensor& S, Tensor& z, T* S_last, T* z_last) {
   const auto& a = ch.a;
   S = scratch<T>(ch.G * ch.n * a.d * a.dv);
   ch.product(a.d, a.dv, ch.C, ch.columns(k.ptr<T>(), a.d), ch.rows(v.ptr<T>(), a.dv), S.mut_ptr<T>(), false);
@@ -129,7 +140,8 @@ template <class T> void states(const Chunks<T>& ch, const Tensor& k, const Tenso
   ch.prefix(z.mut_ptr<T>(), a.d, a.z0, z_last, false);
 }
 
-template <class T> T dot(const T* x, const T* y, i64 n) {
+template <class T>
+T dot(const T* x, const T* y, i64 n) {
   T s = 0;
   for (i64 i = 0; i < n; ++i) s += x[i] * y[i];
   return s;
@@ -137,7 +149,8 @@ template <class T> T dot(const T* x, const T* y, i64 n) {
 
 }  // namespace
 
-template <class T> void linear_attention(const LinearAttention<T>& a, RowsView<T> o, T* den, T* S_last, T* z_last) {
+template <class T>
+void linear_attention(const LinearAttention<T>& a, RowsView<T> o, T* den, T* S_last, T* z_last) {
   if (a.B * a.H * a.N == 0) return;
   const Chunks<T> ch(a);
   const Tensor q = ch.pack(a.q, a.d), k = ch.pack(a.k, a.d), v = ch.pack(a.v, a.dv);
@@ -168,7 +181,8 @@ template <class T> void linear_attention(const LinearAttention<T>& a, RowsView<T
 }
 
 template <class T>
-void linear_attention_grad(const LinearAttention<T>& a, RowsView<const T> o, const T* den, RowsView<const T> d_o, const LinearAttentionGrads<T>& out) {
+void linear_attention_grad(const LinearAttention<T>& a, RowsView<const T> o, const T* den, RowsView<const T> d_o,
+                           const LinearAttentionGrads<T>& out) {
   if (a.B * a.H * a.N == 0) return;
   const Chunks<T> ch(a);
   const i64 rows = ch.G * ch.n * ch.C, d = a.d, dv = a.dv;
@@ -232,9 +246,10 @@ void linear_attention_grad(const LinearAttention<T>& a, RowsView<const T> o, con
   unpack(ch, dvv, dv, out.dv);
 }
 
-#define INSTANTIATE(T)                                                                                                              \
-  template void linear_attention(const LinearAttention<T>&, RowsView<T>, T*, T*, T*);                                               \
-  template void linear_attention_grad(const LinearAttention<T>&, RowsView<const T>, const T*, RowsView<const T>, const LinearAttentionGrads<T>&);
+#define INSTANTIATE(T)                                                                                           \
+  template void linear_attention(const LinearAttention<T>&, RowsView<T>, T*, T*, T*);                            \
+  template void linear_attention_grad(const LinearAttention<T>&, RowsView<const T>, const T*, RowsView<const T>, \
+                                      const LinearAttentionGrads<T>&);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

@@ -20,7 +20,8 @@ namespace tapeformer::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // exp(x) for x <= 0; NaN goes through, which the vector library's exponential would turn into a number.
-template <class D, class V> HWY_INLINE V decay(D d, V x) {
+template <class D, class V>
+HWY_INLINE V decay(D d, V x) {
   return hn::IfThenElse(hn::Eq(x, x), hn::Exp(d, hn::Max(x, hn::Set(d, -150.0f))), x);
 }
 
@@ -55,20 +56,23 @@ namespace tapeformer::kernels {
 namespace {
 HWY_EXPORT(exp_row);
 
-template <class T> T exponentials(const T* x, T shift, i64 n, T* y) {
+template <class T>
+T exponentials(const T* x, T shift, i64 n, T* y) {
   if constexpr (std::is_same_v<T, float>) return HWY_DYNAMIC_DISPATCH(exp_row)(x, shift, n, y);
   T sum = 0;
   for (i64 i = 0; i < n; ++i) sum += y[i] = std::exp(x[i] - shift);
   return sum;
 }
 
-template <class F> void for_rows(i64 rows, i64 columns, F&& f) {
+template <class F>
+void for_rows(i64 rows, i64 columns, F&& f) {
   parallel_for(rows, std::max<i64>(1, 8192 / std::max<i64>(columns, 1)), [&](i64 begin, i64 end) {
     for (i64 r = begin; r < end; ++r) f(r);
   });
 }
 
-template <class T> void kept_row(const T* x, const std::uint8_t* keep, i64 n, T* y) {
+template <class T>
+void kept_row(const T* x, const std::uint8_t* keep, i64 n, T* y) {
   T high = -std::numeric_limits<T>::infinity();
   for (i64 j = 0; j < n; ++j)
     if (keep[j]) high = std::max(high, x[j]);
@@ -77,7 +81,8 @@ template <class T> void kept_row(const T* x, const std::uint8_t* keep, i64 n, T*
   for (i64 j = 0; j < n; ++j) y[j] = keep[j] ? y[j] / sum : T(0);
 }
 
-template <class T> void kept_log_row(const T* x, const std::uint8_t* keep, i64 n, T* y) {
+template <class T>
+void kept_log_row(const T* x, const std::uint8_t* keep, i64 n, T* y) {
   T high = -std::numeric_limits<T>::infinity();
   for (i64 j = 0; j < n; ++j)
     if (keep[j]) high = std::max(high, x[j]);
@@ -90,7 +95,8 @@ template <class T> void kept_log_row(const T* x, const std::uint8_t* keep, i64 n
 
 }  // namespace
 
-template <class T> void softmax(const T* x, const std::uint8_t* keep, i64 rows, i64 columns, T* y) {
+template <class T>
+void softmax(const T* x, const std::uint8_t* keep, i64 rows, i64 columns, T* y) {
   if (columns == 0) return;
   for_rows(rows, columns, [&](i64 r) {
     const T* in = x + r * columns;
@@ -101,7 +107,8 @@ template <class T> void softmax(const T* x, const std::uint8_t* keep, i64 rows, 
   });
 }
 
-template <class T> void softmax_grad(const T* y, const T* dy, i64 rows, i64 columns, T* dx) {
+template <class T>
+void softmax_grad(const T* y, const T* dy, i64 rows, i64 columns, T* dx) {
   for_rows(rows, columns, [&](i64 r) {
     const i64 at = r * columns;
     double dot = 0;
@@ -110,7 +117,8 @@ template <class T> void softmax_grad(const T* y, const T* dy, i64 rows, i64 colu
   });
 }
 
-template <class T> void log_softmax(const T* x, const std::uint8_t* keep, i64 rows, i64 columns, T* y) {
+template <class T>
+void log_softmax(const T* x, const std::uint8_t* keep, i64 rows, i64 columns, T* y) {
   if (columns == 0) return;
   for_rows(rows, columns, [&](i64 r) {
     const T* in = x + r * columns;
@@ -122,7 +130,8 @@ template <class T> void log_softmax(const T* x, const std::uint8_t* keep, i64 ro
   });
 }
 
-template <class T> void log_softmax_grad(const T* y, const std::uint8_t* keep, const T* dy, i64 rows, i64 columns, T* dx) {
+template <class T>
+void log_softmax_grad(const T* y, const std::uint8_t* keep, const T* dy, i64 rows, i64 columns, T* dx) {
   for_rows(rows, columns, [&](i64 r) {
     const i64 at = r * columns;
     const auto kept = [&](i64 j) { return !keep || keep[at + j]; };
@@ -134,10 +143,10 @@ template <class T> void log_softmax_grad(const T* y, const std::uint8_t* keep, c
   });
 }
 
-#define INSTANTIATE(T)                                                              \
-  template void softmax(const T*, const std::uint8_t*, i64, i64, T*);          \
-  template void softmax_grad(const T*, const T*, i64, i64, T*);                     \
-  template void log_softmax(const T*, const std::uint8_t*, i64, i64, T*);                                \
+#define INSTANTIATE(T)                                                    \
+  template void softmax(const T*, const std::uint8_t*, i64, i64, T*);     \
+  template void softmax_grad(const T*, const T*, i64, i64, T*);           \
+  template void log_softmax(const T*, const std::uint8_t*, i64, i64, T*); \
   template void log_softmax_grad(const T*, const std::uint8_t*, const T*, i64, i64, T*);
 INSTANTIATE(float)
 INSTANTIATE(double)

@@ -21,7 +21,7 @@ inline std::string text_of(const std::string& path) {
   return s.str();
 }
 
-class Process {   // build/apps/NAME ARGUMENTS, in a folder
+class Process {  // build/apps/NAME ARGUMENTS, in a folder
  public:
   Process(const TempDir& dir, const std::string& name, const std::vector<std::string>& arguments, const std::string& input = "")
       : out_(dir / "stdout.txt"), err_(dir / "stderr.txt") {
@@ -54,7 +54,7 @@ class Process {   // build/apps/NAME ARGUMENTS, in a folder
     if (pid_ > 0 && ::waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = 0;
     return pid_ > 0;
   }
-  int wait() {   // exit code, or -signal
+  int wait() {  // exit code, or -signal
     if (pid_ > 0) ::waitpid(pid_, &status_, 0);
     pid_ = 0;
     return WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_);

@@ -82,7 +82,8 @@ class Programs : public ::testing::Test {
     EXPECT_EQ(text_of(dir / (a + "/validations.jsonl")), text_of(dir / (b + "/validations.jsonl")));
     expect_same_tensors(a + "/checkpoints/last.h5", b + "/checkpoints/last.h5");
     expect_same_tensors(a + "/checkpoints/best.h5", b + "/checkpoints/best.h5");
-    for (const auto& entry : fs::recursive_directory_iterator(dir / b)) EXPECT_EQ(entry.path().string().find(".tmp"), std::string::npos) << entry.path();
+    for (const auto& entry : fs::recursive_directory_iterator(dir / b))
+      EXPECT_EQ(entry.path().string().find(".tmp"), std::string::npos) << entry.path();
   }
   TempDir dir;
   std::string out, err;
@@ -125,7 +126,7 @@ TEST_F(Programs, TrainEvaluatePredict) {
   ASSERT_EQ(run("predict", {"runs/run", "-", "--json", "--top", "2"}, "frog\n"), 0) << err;
   EXPECT_TRUE(contains(out, R"({"label":"green","probability":0.)"));
   EXPECT_TRUE(contains(out, R"("top":[{"label":"green",)"));
-  EXPECT_EQ(run("predict", {"runs/run"}, "rose\n\nfrog\n"), 1);   // rows stay in step with lines
+  EXPECT_EQ(run("predict", {"runs/run"}, "rose\n\nfrog\n"), 1);  // rows stay in step with lines
   EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 3);
   EXPECT_TRUE(contains(out, "\n-\t0\n"));
   EXPECT_TRUE(contains(err, "error: standard input:2: "));
@@ -170,7 +171,7 @@ TEST_F(Programs, ResumeAfterSignalsIsBitForBit) {
 TEST_F(Programs, ResumeAfterKillIsBitForBit) {
   const std::string steps = "train.steps=200";
   ASSERT_EQ(train({"--run-dir", "whole", "--set", steps}), 0) << err;
-  for (const std::size_t lines : {1u, 5u, 21u, 40u, 75u, 141u}) {   // one run, killed again and again
+  for (const std::size_t lines : {1u, 5u, 21u, 40u, 75u, 141u}) {  // one run, killed again and again
     Process p(dir, "train", {"run.yaml", "--run-dir", "killed", "--resume", "--set", steps});
     wait_for_lines(p, "killed/steps.jsonl", lines);
     p.signal(SIGKILL);
@@ -221,7 +222,8 @@ TEST_F(Programs, ErrorsAreClearAndExitCodesTell) {
   const int code = run("train", {"two.yaml"});
   expect_error(code, "error: two.yaml:11: optim.lrr: unknown key");
   expect_error(code, "error: two.yaml:13: train.steps: got -4, expected at least 0");
-  expect_error(train({"--set", "train.metric=acuracy"}), "train.metric: got 'acuracy', expected one of: accuracy, macro_f1, loss (did you mean 'accuracy'?)");
+  expect_error(train({"--set", "train.metric=acuracy"}),
+               "train.metric: got 'acuracy', expected one of: accuracy, macro_f1, loss (did you mean 'accuracy'?)");
   expect_error(train({"--set", "data.train=none.csv"}), "none.csv");
   expect_error(run("evaluate", {"none"}), "error: none: no such file or run directory");
   expect_error(run("evaluate", {"run.yaml"}), "error: run.yaml: is not a file that this program saved");
@@ -249,7 +251,8 @@ TEST_F(Programs, PrintConfigAndExplain) {
   const std::string first = out;
   ASSERT_EQ(run("train", {"again.yaml", "--print-config"}), 0) << err;
   EXPECT_EQ(out, first);
-  for (const char* key : {"all", "train", "train.clip", "optim", "optim.adamw", "optim.adamw.lr", "schedule.plateau", "data.text", "model.encoder_classifier", "attention.local", "seed"}) {
+  for (const char* key : {"all", "train", "train.clip", "optim", "optim.adamw", "optim.adamw.lr", "schedule.plateau", "data.text",
+                          "model.encoder_classifier", "attention.local", "seed"}) {
     EXPECT_EQ(run("train", {"--explain", key}), 0) << key;
     EXPECT_GT(out.size(), 20u) << key;
   }

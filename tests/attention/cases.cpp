@@ -38,10 +38,8 @@ const std::vector<Case>& further_cases() {
       {.type = "hybrid", .config = "{heads: [{type: synthesizer}, {type: full, scale: 0.4}]}"},
       {.type = "hybrid", .config = "{heads: [{type: linear_transformer, repeat: 2}]}"},
       {.type = "hybrid", .config = "{heads: [{type: sinkhorn, block_size: 4, repeat: 2}]}"},
-      {.type = "hybrid",
-       .config = "{combine: union, heads: [{type: local, window: 1}, {type: local, mode: block, block_size: 3}]}"},
-      {.type = "hybrid",
-       .config = "{combine: union, scale: 0.6, heads: [{type: local, window_left: 3, window_right: 0}]}"},
+      {.type = "hybrid", .config = "{combine: union, heads: [{type: local, window: 1}, {type: local, mode: block, block_size: 3}]}"},
+      {.type = "hybrid", .config = "{combine: union, scale: 0.6, heads: [{type: local, window_left: 3, window_right: 0}]}"},
       {.type = "hybrid", .config = "{combine: union, heads: [{type: full}, {type: local, window: 1}]}"},
   };
   return cases;
@@ -55,9 +53,7 @@ i64 samples_of(const AttentionInput& in) { return in.any().dim(0); }
 
 }  // namespace
 
-std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.type << " " << c.config << (c.causal ? " causal" : "");
-}
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.type << " " << c.config << (c.causal ? " causal" : ""); }
 
 std::vector<Case> all_cases() {
   std::vector<Case> plain;
@@ -121,8 +117,7 @@ AttentionInput random_input(const AttentionCore& core, const Sizes& s, DType t, 
   if (core.wants_k()) in.k = random_tensor({s.B, s.H, s.N, s.d}, t, key.fold_in("k").value());
   in.v = random_tensor({s.B, s.H, s.N, s.d}, t, key.fold_in("v").value());
   Tensor ids = Tensor::empty({s.B, s.N}, DType::I64);
-  for (i64 i = 0; i < ids.numel(); ++i)
-    ids.mut_ptr<i64>()[i] = static_cast<i64>(key.below(static_cast<std::uint64_t>(i), 5));
+  for (i64 i = 0; i < ids.numel(); ++i) ids.mut_ptr<i64>()[i] = static_cast<i64>(key.below(static_cast<std::uint64_t>(i), 5));
   in.side["token_ids"] = ids;
   return in;
 }

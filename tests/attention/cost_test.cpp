@@ -35,8 +35,7 @@ Cost cost_of(const Case& c, i64 N) {
 bool owns_a_matrix(const Case& c, i64 N) {
   const auto core = build_attention(config_of(c), spec_of(c, {.N = N}), RngKey(1));
   const auto parameters = core->parameters();
-  return std::any_of(parameters.begin(), parameters.end(),
-                     [&](const Parameter* p) { return p->value.numel() >= N * N; });
+  return std::any_of(parameters.begin(), parameters.end(), [&](const Parameter* p) { return p->value.numel() >= N * N; });
 }
 
 std::vector<Case> examples() {
@@ -51,9 +50,8 @@ std::vector<Case> examples() {
     out.push_back({.type = "sinkhorn", .config = "{block_size: 64}", .causal = causal});
     out.push_back({.type = "local", .config = "{mode: block, block_size: 32}", .causal = causal});
     out.push_back({.type = "hybrid", .config = "{heads: [{type: full}, {type: local}]}", .causal = causal});
-    out.push_back({.type = "hybrid",
-                   .config = "{combine: union, heads: [{type: local, window: 5}, {type: local, window: 9}]}",
-                   .causal = causal});
+    out.push_back(
+        {.type = "hybrid", .config = "{combine: union, heads: [{type: local, window: 5}, {type: local, window: 9}]}", .causal = causal});
   }
   return out;
 }
@@ -84,8 +82,7 @@ TEST(AttentionCost, LocalPairsGrowLinearly) {
         before = now;
       }
     }
-  const double full =
-      cost_of({.type = "full", .config = "{}"}, 2048).pairs / cost_of({.type = "full", .config = "{}"}, 1024).pairs;
+  const double full = cost_of({.type = "full", .config = "{}"}, 2048).pairs / cost_of({.type = "full", .config = "{}"}, 1024).pairs;
   EXPECT_GT(full, 3.5);
 }
 

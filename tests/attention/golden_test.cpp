@@ -38,8 +38,8 @@ int count_passing(const std::vector<std::string>& files) {
       continue;
     }
     for (const TensorCheck& c : report.checks)
-      EXPECT_TRUE(c.pass) << file << ": " << c.name << " " << name_of(c.dtype) << ": error " << c.error << ", allowed "
-                          << c.allowed << (c.padding_exact ? "" : ", padding is not exactly 0");
+      EXPECT_TRUE(c.pass) << file << ": " << c.name << " " << name_of(c.dtype) << ": error " << c.error << ", allowed " << c.allowed
+                          << (c.padding_exact ? "" : ", padding is not exactly 0");
     EXPECT_GE(report.checks.size(), 4u) << file << ": too little was compared";
     passed += report.pass();
   }
@@ -51,8 +51,7 @@ TEST(Golden, FilesOfThisRepository) { EXPECT_GE(count_passing(files_in(SOURCE_DI
 
 TEST(Golden, LargerFiles) {
   const char* named = std::getenv("TAPEFORMER_GOLDEN");
-  const std::vector<std::string> files =
-      files_in(named ? fs::path(named) : fs::path(SOURCE_DIR) / ".." / "shared" / "golden");
+  const std::vector<std::string> files = files_in(named ? fs::path(named) : fs::path(SOURCE_DIR) / ".." / "shared" / "golden");
   if (files.empty()) GTEST_SKIP() << "no ../shared/golden";
   EXPECT_GE(count_passing(files), 55);
 }
@@ -63,8 +62,7 @@ struct Change {  // what to do to a copy of a golden file
 
 std::string copy_of(const std::string& from, const Change& change) {
   const Hdf5File in = Hdf5File::open(from);
-  const std::string path =
-      (fs::temp_directory_path() / ("tapeformer_golden_" + std::to_string(getpid()) + ".h5")).string();
+  const std::string path = (fs::temp_directory_path() / ("tapeformer_golden_" + std::to_string(getpid()) + ".h5")).string();
   Hdf5File out = Hdf5File::create(path);
   for (const std::string& name : in.datasets()) {
     if (name == change.drop) continue;
@@ -106,8 +104,8 @@ TEST(Golden, UnknownVariantIsSkippedWithItsName) {
   EXPECT_FALSE(report.pass());
   EXPECT_EQ(report.skipped.rfind("unknown variant 'locale', known: full, hybrid, ", 0), 0u) << report.skipped;
   EXPECT_NE(report.skipped.find("(did you mean 'local'?)"), std::string::npos) << report.skipped;
-  const GoldenReport kind = verify_golden(
-      copy_of(SOURCE_DIR "/tests/golden/synthesizer_random__full.h5", {.variant = "synthesizer_strange"}));
+  const GoldenReport kind =
+      verify_golden(copy_of(SOURCE_DIR "/tests/golden/synthesizer_random__full.h5", {.variant = "synthesizer_strange"}));
   EXPECT_NE(kind.skipped.find("'strange'"), std::string::npos) << kind.skipped;
 }
 

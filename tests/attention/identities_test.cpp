@@ -20,8 +20,7 @@ void expect_same(const Case& a, const Case& b, i64 N, DType t, double tolerance)
   in.mask = mixed_mask(s.B, s.N);
   const Result x = run(*one, in), y = run(*two, in);
   EXPECT_LE(difference(x.o, y.o), tolerance);
-  for (const char* name : {"q", "k", "v"})
-    EXPECT_LE(difference(x.grads.at(name), y.grads.at(name)), 10 * tolerance) << name;
+  for (const char* name : {"q", "k", "v"}) EXPECT_LE(difference(x.grads.at(name), y.grads.at(name)), 10 * tolerance) << name;
 }
 
 struct Pair {
@@ -34,22 +33,18 @@ TEST(AttentionIdentities, VariantsCoincide) {
       {"local", "{window_left: 200, window_right: 69, scale: 0.2}", "full", "{scale: 0.2}"},
       {"local", "{mode: block, block_size: 70}", "full", "{}"},
       {"local", "{mode: block, block_size: 5, look_back: 13, look_forward: 13}", "full", "{}"},
-      {"local", "{mode: block, block_size: 1, look_back: 4, look_forward: 2}", "local",
-       "{window_left: 4, window_right: 2}"},
+      {"local", "{mode: block, block_size: 1, look_back: 4, look_forward: 2}", "local", "{window_left: 4, window_right: 2}"},
       {"full", "{impl: naive}", "full", "{}"},
       {"full", "{impl: naive, scale: 1.5}", "full", "{scale: 1.5}"},
       {"hybrid", "{heads: [{type: full, repeat: 2}]}", "full", "{}"},
       {"hybrid", "{heads: [{type: full}, {type: full, impl: naive}]}", "full", "{}"},
-      {"hybrid", "{heads: [{type: local, window: 3}, {type: local, window_left: 3, window_right: 3}]}", "local",
-       "{window: 3}"},
-      {"hybrid", "{combine: union, heads: [{type: local, window: 2}, {type: local, window: 9}]}", "local",
-       "{window: 9}"},
+      {"hybrid", "{heads: [{type: local, window: 3}, {type: local, window_left: 3, window_right: 3}]}", "local", "{window: 3}"},
+      {"hybrid", "{combine: union, heads: [{type: local, window: 2}, {type: local, window: 9}]}", "local", "{window: 9}"},
       {"hybrid",
        "{combine: union, heads: [{type: local, window_left: 9, window_right: 0}, {type: local, window_left: 0, "
        "window_right: 9}]}",
        "local", "{window: 9}"},
-      {"hybrid", "{combine: union, scale: 0.3, heads: [{type: local, window: 2}, {type: full}]}", "full",
-       "{scale: 0.3}"},
+      {"hybrid", "{combine: union, scale: 0.3, heads: [{type: local, window: 2}, {type: full}]}", "full", "{scale: 0.3}"},
       {"sinkhorn", "{block_size: 70}", "full", "{}"},
       {"sinkhorn", "{block_size: 100, hard: true}", "full", "{}"},
       {"sinkhorn", "{block_size: 70, sortcut: 1}", "full", "{}"},
@@ -58,8 +53,7 @@ TEST(AttentionIdentities, VariantsCoincide) {
   for (const Pair& p : pairs)
     for (bool causal : {false, true}) {
       if (causal && std::string(p.config_a).find("sortcut") != std::string::npos) continue;
-      const Case a{.type = p.type_a, .config = p.config_a, .causal = causal},
-          b{.type = p.type_b, .config = p.config_b, .causal = causal};
+      const Case a{.type = p.type_a, .config = p.config_a, .causal = causal}, b{.type = p.type_b, .config = p.config_b, .causal = causal};
       expect_same(a, b, 70, DType::F64, 1e-12);
       expect_same(a, b, 70, DType::F32, 5e-6);
     }
@@ -78,8 +72,8 @@ Tensor softmax_loop(const Tensor& q, const Tensor& k, const Tensor& v, double sc
         if (!sees(g / H, i, j)) continue;
         s[static_cast<std::size_t>(j)] = 0;
         for (i64 c = 0; c < d; ++c)
-          s[static_cast<std::size_t>(j)] += scale * Q[static_cast<std::size_t>((g * N + i) * d + c)] *
-                                            K[static_cast<std::size_t>((g * M + j) * d + c)];
+          s[static_cast<std::size_t>(j)] +=
+              scale * Q[static_cast<std::size_t>((g * N + i) * d + c)] * K[static_cast<std::size_t>((g * M + j) * d + c)];
       }
       double sum = 0;
       for (double x : s) sum += std::exp(x);
@@ -116,8 +110,7 @@ TEST(AttentionIdentities, CrossAttentionAndPairMasksMatchLoops) {
           return on(in.mask, b * N + i) && on(in.key_mask, b * M + j) &&
                  (!pairs || on(in.pair_mask, ((pairs == 3 ? b * N : 0) + i) * M + j));
         });
-        EXPECT_LE(difference(core->attend(in, {}), want), 5e-6)
-            << config << " N = " << N << " M = " << M << " pair mask rank " << pairs;
+        EXPECT_LE(difference(core->attend(in, {}), want), 5e-6) << config << " N = " << N << " M = " << M << " pair mask rank " << pairs;
       }
 }
 
@@ -139,8 +132,7 @@ TEST(AttentionIdentities, LocalMatchesLoops) {
       in.mask = mixed_mask(B, N);
       const Tensor want = softmax_loop(in.q, in.k, in.v, 0.5, [&](i64 b, i64 i, i64 j) {
         const i64 from = s.block ? i / s.block : i, to = s.block ? j / s.block : j;
-        return on(in.mask, b * N + i) && on(in.mask, b * N + j) && to >= from - s.left && to <= from + s.right &&
-               (!causal || j <= i);
+        return on(in.mask, b * N + i) && on(in.mask, b * N + j) && to >= from - s.left && to <= from + s.right && (!causal || j <= i);
       });
       EXPECT_LE(difference(core->attend(in, {}), want), 5e-6) << s.config << (causal ? " causal" : "");
     }
@@ -148,8 +140,7 @@ TEST(AttentionIdentities, LocalMatchesLoops) {
 
 TEST(AttentionIdentities, OneTokenGivesItsValue) {
   for (const Case& c : all_cases()) {
-    if (c.type == "linear_transformer" || c.config.find("linear_transformer") != std::string::npos)
-      continue;  // v up to eps
+    if (c.type == "linear_transformer" || c.config.find("linear_transformer") != std::string::npos) continue;  // v up to eps
     const Sizes s{.B = 2, .N = 1};
     const auto core = build(c, spec_of(c, s));
     const AttentionInput in = random_input(*core, s, DType::F32);
@@ -158,16 +149,11 @@ TEST(AttentionIdentities, OneTokenGivesItsValue) {
 }
 
 double phi(const std::string& map, double x) {
-  return map == "relu"       ? std::max(x, 0.0)
-         : map == "exp"      ? std::exp(x)
-         : map == "identity" ? x
-         : x > 0             ? x + 1
-                             : std::exp(x);
+  return map == "relu" ? std::max(x, 0.0) : map == "exp" ? std::exp(x) : map == "identity" ? x : x > 0 ? x + 1 : std::exp(x);
 }
 
 // o_i = sum_j (phi(q_i).phi(k_j)) v_j / (sum_j phi(q_i).phi(k_j) + eps), by loops over pairs.
-Tensor linear_loop(const AttentionInput& in, const std::string& map, double eps, bool normalize, double scale,
-                   bool causal) {
+Tensor linear_loop(const AttentionInput& in, const std::string& map, double eps, bool normalize, double scale, bool causal) {
   const i64 B = in.q.dim(0), H = in.q.dim(1), N = in.q.dim(2), d = in.q.dim(3), dv = in.v.dim(3);
   const auto Q = in.q.to_vector(), K = in.k.to_vector(), V = in.v.to_vector();
   std::vector<double> o(static_cast<std::size_t>(B * H * N * dv), 0.0);
@@ -180,8 +166,7 @@ Tensor linear_loop(const AttentionInput& in, const std::string& map, double eps,
         if (!on(in.mask, g / H * N + j)) continue;
         double w = 0;
         for (i64 c = 0; c < d; ++c)
-          w += phi(map, Q[static_cast<std::size_t>((g * N + i) * d + c)]) *
-               phi(map, K[static_cast<std::size_t>((g * N + j) * d + c)]);
+          w += phi(map, Q[static_cast<std::size_t>((g * N + i) * d + c)]) * phi(map, K[static_cast<std::size_t>((g * N + j) * d + c)]);
         den += w;
         for (i64 c = 0; c < dv; ++c) row[c] += w * V[static_cast<std::size_t>((g * N + j) * dv + c)];
       }
@@ -197,8 +182,7 @@ TEST(AttentionIdentities, LinearTransformerMatchesLoops) {
         for (const char* chunk : {"1", "7", "64", "1000"}) {
           if (normalize && std::string(map) == "identity") continue;
           const Case c{.type = "linear_transformer",
-                       .config = fmt::format("{{feature_map: {}, normalize: {}, scale: 0.5, eps: 1e-3, chunk: {}}}",
-                                             map, normalize, chunk),
+                       .config = fmt::format("{{feature_map: {}, normalize: {}, scale: 0.5, eps: 1e-3, chunk: {}}}", map, normalize, chunk),
                        .causal = causal};
           const Sizes s{.B = 4, .N = 90};
           const DTypeScope f64(DType::F64);
@@ -257,8 +241,7 @@ TEST(AttentionIdentities, LinearTransformerRunsPieceByPiece) {
 TEST(AttentionIdentities, HardSinkhornIsBlockAttention) {
   for (const char* normalise : {"sinkhorn", "softmax"}) {
     const i64 block = 4;
-    const Case c{.type = "sinkhorn",
-                 .config = fmt::format("{{block_size: {}, hard: true, normalise: {}}}", block, normalise)};
+    const Case c{.type = "sinkhorn", .config = fmt::format("{{block_size: {}, hard: true, normalise: {}}}", block, normalise)};
     const Sizes s{.B = 4, .N = 22};
     const DTypeScope f64(DType::F64);
     const auto core = build(c, spec_of(c, s));

@@ -11,8 +11,7 @@
 namespace tapeformer::suite {
 namespace {
 
-std::string refusal(const std::string& yaml,
-                    AttentionSpec spec = {.dim = 8, .heads = 2, .head_dim = 4, .max_len = 16}) {
+std::string refusal(const std::string& yaml, AttentionSpec spec = {.dim = 8, .heads = 2, .head_dim = 4, .max_len = 16}) {
   return message_of([&] { build_attention(ConfigNode::parse(yaml, "run.yaml"), spec, RngKey(1)); });
 }
 AttentionSpec causal_spec() { return {.dim = 8, .heads = 2, .head_dim = 4, .max_len = 16, .causal = true}; }
@@ -44,8 +43,7 @@ TEST(AttentionRefusals, Causality) {
     if (entry.info.causal)
       EXPECT_EQ(refusal(yaml, causal_spec()), "") << name;
     else
-      EXPECT_SAYS(refusal(yaml, causal_spec()),
-                  "'" + name + "' has no causal form: it cannot be used with causal: true");
+      EXPECT_SAYS(refusal(yaml, causal_spec()), "'" + name + "' has no causal form: it cannot be used with causal: true");
   }
   AttentionInfo forward_only;
   forward_only.name = "both_ways";
@@ -59,31 +57,25 @@ TEST(AttentionRefusals, Causality) {
 TEST(AttentionRefusals, Hybrids) {
   EXPECT_SAYS(refusal("{type: hybrid}"), "heads: missing");
   EXPECT_SAYS(refusal("{type: hybrid, heads: []}"), "heads: missing");
-  EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full, repeat: 3}]}"),
-              "the list gives 3 heads after repeat, the model has 2");
+  EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full, repeat: 3}]}"), "the list gives 3 heads after repeat, the model has 2");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full}]}"), "the list gives 1 heads after repeat, the model has 2");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full, repeat: 0}]}"), "repeat: got 0, expected");
-  EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full}, {type: hybrid, heads: [{type: full}]}]}"),
-              "a hybrid cannot hold a hybrid");
+  EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full}, {type: hybrid, heads: [{type: full}]}]}"), "a hybrid cannot hold a hybrid");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full}, {type: local, causal: true}]}"),
               "causality belongs to the model, not to a head");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full}, {type: lokal}]}"), "(did you mean 'local'?)");
-  EXPECT_SAYS(refusal("type: hybrid\nheads:\n  - {type: full}\n  - {type: local, windw: 2}"),
-              "run.yaml:4: heads[1].windw");
+  EXPECT_SAYS(refusal("type: hybrid\nheads:\n  - {type: full}\n  - {type: local, windw: 2}"), "run.yaml:4: heads[1].windw");
   EXPECT_SAYS(refusal("{type: hybrid, scale: 0.5, heads: [{type: full, repeat: 2}]}"), "each head has its own scale");
   EXPECT_SAYS(refusal("{type: hybrid, combine: union, heads: [{type: local}, {type: linear_transformer}]}"),
               "'linear_transformer' is no pattern of keys and cannot be part of a union");
-  EXPECT_SAYS(refusal("{type: hybrid, combine: union, heads: [{type: local, scale: 0.1}]}"),
-              "in a union the scale belongs to the hybrid");
+  EXPECT_SAYS(refusal("{type: hybrid, combine: union, heads: [{type: local, scale: 0.1}]}"), "in a union the scale belongs to the hybrid");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [full, local]}"), "expected {type: ...}");
   EXPECT_EQ(refusal("{type: hybrid, heads: [{type: sinkhorn, sortcut: 0}, {type: full}]}", causal_spec()), "");
-  EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: sinkhorn, sortcut: 2}, {type: full}]}", causal_spec()),
-              "sortcut has no causal form");
+  EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: sinkhorn, sortcut: 2}, {type: full}]}", causal_spec()), "sortcut has no causal form");
 }
 
 TEST(AttentionRefusals, Lengths) {
-  EXPECT_SAYS(refusal("{type: synthesizer, max_len: 8}"),
-              "max_len: got 8, expected at least 16, the longest input of the model");
+  EXPECT_SAYS(refusal("{type: synthesizer, max_len: 8}"), "max_len: got 8, expected at least 16, the longest input of the model");
   EXPECT_SAYS(refusal("{type: synthesizer}", {.dim = 8, .heads = 2, .head_dim = 4}), "max_len: missing");
   EXPECT_SAYS(refusal("{type: sinkhorn, block_size: 4, max_blocks: 2}"),
               "max_blocks: got 2, expected at least 4 for inputs of 16 positions");
@@ -114,14 +106,8 @@ TEST(AttentionRefusals, Shapes) {
     };
     EXPECT_SAYS(says([](AttentionInput& in) { in.k = in.k.slice(3, 0, 2); }), "[2, 2, 6, 2]");
     EXPECT_SAYS(says([](AttentionInput& in) { in.v = in.v.slice(2, 0, 5); }), "[2, 2, 5, 4]");
-    EXPECT_SAYS(says([](AttentionInput& in) {
-                  in.mask = Tensor::full({2, 5}, 1, DType::U8);
-                }),
-                "expected u8 [2, 6] with 1 = real");
-    EXPECT_SAYS(says([](AttentionInput& in) {
-                  in.mask = Tensor::full({2, 6}, 1, DType::F32);
-                }),
-                "expected u8 [2, 6] with 1 = real");
+    EXPECT_SAYS(says([](AttentionInput& in) { in.mask = Tensor::full({2, 5}, 1, DType::U8); }), "expected u8 [2, 6] with 1 = real");
+    EXPECT_SAYS(says([](AttentionInput& in) { in.mask = Tensor::full({2, 6}, 1, DType::F32); }), "expected u8 [2, 6] with 1 = real");
   }
 }
 
@@ -137,8 +123,7 @@ TEST(AttentionRegistry, IsTheFolder) {
   for (const std::string& name : attention_registry().names()) {
     const AttentionInfo& info = attention_registry().get(name).info;
     EXPECT_EQ(name, info.name);
-    for (const char* text : {info.summary, info.formula, info.paper, info.cost})
-      EXPECT_NE(std::string(text), "") << name;
+    for (const char* text : {info.summary, info.formula, info.paper, info.cost}) EXPECT_NE(std::string(text), "") << name;
     in_registry.insert(std::filesystem::path(attention_registry().file(name)).filename().string());
   }
   EXPECT_EQ(in_folder, in_registry);

@@ -94,15 +94,13 @@ TEST_P(EveryVariant, TheFutureNeverChangesThePast) {
     Tensor past = Tensor::full({s.B, s.N}, 1, DType::U8);
     past.slice(1, now, s.N).fill(0);
     for (const auto& [name, t] : inputs_of(b)) set_input(b, name, overwrite(t, past, false, 7));
-    const Tensor upstream =
-        overwrite(random_tensor(a.v.shape(), DType::F32, 4), past, false, 0);  // the loss knows the past alone
+    const Tensor upstream = overwrite(random_tensor(a.v.shape(), DType::F32, 4), past, false, 0);  // the loss knows the past alone
     const Result x = run(*attention, a, {}, upstream), y = run(*attention, b, {}, upstream);
     EXPECT_LE(difference(x.o.slice(2, 0, now), y.o.slice(2, 0, now)), 1e-6);
     EXPECT_GT(difference(x.o, y.o), 1e-3);
     for (const auto& [name, t] : inputs_of(a)) {
       const Tensor& g = x.grads.at(name);
-      EXPECT_TRUE(same_bits(g, overwrite(g, past, false, 0)))
-          << name << ": a row of the past sends a gradient to the future";
+      EXPECT_TRUE(same_bits(g, overwrite(g, past, false, 0))) << name << ": a row of the past sends a gradient to the future";
     }
   }
 }
@@ -174,8 +172,7 @@ TEST_P(EveryVariant, ThreadsChangeNoBit) {
     set_thread_count(threads);
     const Result many = run(*attention, in, ctx);
     EXPECT_TRUE(same_bits(one.o, many.o)) << threads << " threads";
-    for (const auto& [name, g] : one.grads)
-      EXPECT_TRUE(same_bits(g, many.grads.at(name))) << name << ", " << threads << " threads";
+    for (const auto& [name, g] : one.grads) EXPECT_TRUE(same_bits(g, many.grads.at(name))) << name << ", " << threads << " threads";
   }
 }
 
@@ -209,8 +206,7 @@ TEST_P(EveryVariant, CallsAreFunctionsOfTheirArguments) {
   const Tensor wild = attention->attend(in, {.training = true, .key = RngKey(1)});
   EXPECT_TRUE(same_bits(wild, attention->attend(in, {.training = true, .key = RngKey(1)})));
   if (difference(calm, wild) > 0) {
-    EXPECT_GT(difference(wild, attention->attend(in, {.training = true, .key = RngKey(2)})), 0)
-        << "the key has no effect";
+    EXPECT_GT(difference(wild, attention->attend(in, {.training = true, .key = RngKey(2)})), 0) << "the key has no effect";
   }
   EXPECT_TRUE(same_bits(calm, attention->attend(in, {}))) << "training changed the layer";
 }
@@ -249,8 +245,7 @@ TEST_P(EveryVariant, StridedInputsGiveTheSameBits) {
 TEST_P(EveryVariant, ResolvedConfigBuildsTheSame) {
   const Sizes s{.B = 2, .N = 20};
   const ConfigNode resolved = resolve_attention_config(config_of(c()));
-  const auto a = build_attention(config_of(c()), spec_of(c(), s), RngKey(1)),
-             b = build_attention(resolved, spec_of(c(), s), RngKey(1));
+  const auto a = build_attention(config_of(c()), spec_of(c(), s), RngKey(1)), b = build_attention(resolved, spec_of(c(), s), RngKey(1));
   const AttentionInput in = random_input(*a, s, DType::F32);
   EXPECT_TRUE(same_bits(a->attend(in, {}), b->attend(in, {})));
   EXPECT_EQ(resolve_attention_config(ConfigNode::parse(resolved.yaml(), "again.yaml")), resolved);

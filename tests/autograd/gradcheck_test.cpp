@@ -30,8 +30,7 @@ Tensor square(const Tensor& x, double factor, double shift) {
 }
 
 std::string check(double factor, double shift) {
-  return gradcheck([=](const std::vector<Tensor>& in) { return square(in[0], factor, shift); },
-                   {Tensor::from<double>({0.5, -1, 2}, {3})});
+  return gradcheck([=](const std::vector<Tensor>& in) { return square(in[0], factor, shift); }, {Tensor::from<double>({0.5, -1, 2}, {3})});
 }
 
 TEST(Gradcheck, AcceptsTheRightGradientAndNamesWrongOnes) {
@@ -68,9 +67,8 @@ struct Zero final : Node {
 };
 
 TEST(Gradcheck, UsesARandomUpstream) {  // under a sum, softmax's gradient is zero whatever the code says
-  const std::string message =
-      gradcheck([](const std::vector<Tensor>& in) { return record<Zero>(ops::softmax(in[0].detach()), {&in[0]}); },
-                {Tensor::from<double>({0.1, 0.7, -1}, {3})});
+  const std::string message = gradcheck([](const std::vector<Tensor>& in) { return record<Zero>(ops::softmax(in[0].detach()), {&in[0]}); },
+                                        {Tensor::from<double>({0.1, 0.7, -1}, {3})});
   EXPECT_NE(message, "");
 }
 

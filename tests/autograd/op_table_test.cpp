@@ -26,9 +26,7 @@ Tensor base_of(const Tensor& x, Layout layout) {
   if (layout == Layout::Plain || x.rank() == 0) return x;
   if (layout == Layout::Turned && x.rank() >= 2) return x.transpose(-1, -2).clone();
   Shape wide = x.shape();
-  const double junk = x.dtype() == DType::U8    ? 1
-                      : x.dtype() == DType::I64 ? 1e6
-                                                : std::numeric_limits<double>::quiet_NaN();
+  const double junk = x.dtype() == DType::U8 ? 1 : x.dtype() == DType::I64 ? 1e6 : std::numeric_limits<double>::quiet_NaN();
   if (layout == Layout::Turned) {
     wide.push_back(2);
     Tensor base = Tensor::full(wide, junk, x.dtype());
@@ -196,8 +194,7 @@ TEST_P(OpTable, ErrorsSayWhatIsWrong) {
       e.call();
       ADD_FAILURE() << "no error, expected: " << e.text;
     } catch (const ShapeError& got) {
-      EXPECT_NE(std::string(got.what()).find(e.text), std::string::npos)
-          << "got:      " << got.what() << "\nexpected: " << e.text;
+      EXPECT_NE(std::string(got.what()).find(e.text), std::string::npos) << "got:      " << got.what() << "\nexpected: " << e.text;
     } catch (const std::exception& got) {
       ADD_FAILURE() << "not a ShapeError: " << got.what() << "\nexpected: " << e.text;
     }
@@ -215,10 +212,8 @@ TEST(OpList, EveryOpHasARow) {
     if (std::smatch m; std::regex_search(line, m, declaration)) declared.insert(m[1]);
   for (const OpRow& r : op_rows()) EXPECT_TRUE(rows.insert(r.name).second) << r.name << " has two rows";
   EXPECT_GE(declared.size(), 60u);
-  for (const std::string& name : declared)
-    EXPECT_TRUE(rows.count(name)) << "no row in tests/op_samples*.cpp for op '" << name << "'";
-  for (const std::string& name : rows)
-    EXPECT_TRUE(declared.count(name)) << "the row '" << name << "' names no op of autograd/ops.h";
+  for (const std::string& name : declared) EXPECT_TRUE(rows.count(name)) << "no row in tests/op_samples*.cpp for op '" << name << "'";
+  for (const std::string& name : rows) EXPECT_TRUE(declared.count(name)) << "the row '" << name << "' names no op of autograd/ops.h";
 }
 
 }  // namespace

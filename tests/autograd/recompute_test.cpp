@@ -116,8 +116,7 @@ TEST(Recompute, FrozenParametersAndUnusedInputs) {
   block.w1.trainable = false;
   Tape tape;
   const Tensor x = tape.watch(normal({4, 16}, 1)), unused = tape.watch(normal({2}, 2));
-  tape.backward(recompute([&](std::span<const Tensor> in) { return block(in[0]); }, {x, unused}, block.all()),
-                normal({4, 16}, 3));
+  tape.backward(recompute([&](std::span<const Tensor> in) { return block(in[0]); }, {x, unused}, block.all()), normal({4, 16}, 3));
   EXPECT_FALSE(block.w1.grad.defined());
   EXPECT_TRUE(block.w2.grad.defined());
   EXPECT_FALSE(tape.grad(unused).defined());

@@ -27,8 +27,7 @@ Outcome run(const Op& f, bool replay) {
   Tape tape;
   const Tensor x = tape.watch(normal({64, 32}, 1)), w = tape.watch(normal({32, 16}, 2));
   const Tensor h = f(x);
-  const Tensor y = replay ? ops::linear(h, w)
-                          : ops::linear(ops::add(h, Tensor::zeros({})), w);  // add's output is kept, not replayed
+  const Tensor y = replay ? ops::linear(h, w) : ops::linear(ops::add(h, Tensor::zeros({})), w);  // add's output is kept, not replayed
   tape.backward(y, normal({64, 16}, 3));
   return {tape.saved_bytes(), tape.grad(w).to_vector(), tape.grad(x).to_vector()};
 }
@@ -50,8 +49,7 @@ std::vector<std::pair<std::string, Op>> cheap_ops() {
            [](const Tensor& x) {
              return ops::transpose(ops::reshape(ops::transpose(ops::gelu(x), 0, 1), {32, 64}), 0, 1);
            }},
-          {"six in a row",
-           [](const Tensor& x) { return ops::tanh(ops::silu(ops::gelu(ops::tanh(ops::silu(ops::gelu(x)))))); }}};
+          {"six in a row", [](const Tensor& x) { return ops::tanh(ops::silu(ops::gelu(ops::tanh(ops::silu(ops::gelu(x)))))); }}};
 }
 
 TEST(SavedTensor, ReplayGivesTheSameBitsForLessMemory) {
@@ -85,8 +83,7 @@ TEST(SavedTensor, ChangeInPlaceIsAnError) {
     tape.backward(y, normal({4}, 2));
     FAIL() << "the change was not noticed";
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("[mul] a value saved for backward was modified in place: saved at version "),
-              std::string::npos)
+    EXPECT_NE(std::string(e.what()).find("[mul] a value saved for backward was modified in place: saved at version "), std::string::npos)
         << e.what();
   }
 }

@@ -123,10 +123,8 @@ TEST(Tape, StaleTensorsAreRefused) {
   EXPECT_NE(message.find("[mul] an input was recorded on tape"), std::string::npos) << message;
   EXPECT_NE(message.find("call detach() to use its value only"), std::string::npos) << message;
   EXPECT_NO_THROW(ops::mul(tape.watch(vec({1})), old.detach()));
-  EXPECT_NE(error_of([&] { tape.backward(old); }).find("[backward] the loss was not recorded on this tape"),
-            std::string::npos);
-  EXPECT_NE(error_of([&] { (void)tape.grad(old); }).find("[grad] the tensor is not watched on this tape"),
-            std::string::npos);
+  EXPECT_NE(error_of([&] { tape.backward(old); }).find("[backward] the loss was not recorded on this tape"), std::string::npos);
+  EXPECT_NE(error_of([&] { (void)tape.grad(old); }).find("[grad] the tensor is not watched on this tape"), std::string::npos);
 }
 
 TEST(Tape, BackwardOnceFromOneElement) {
@@ -135,8 +133,7 @@ TEST(Tape, BackwardOnceFromOneElement) {
   EXPECT_EQ(error_of([&] { tape.backward(y); }), "[backward] the loss has shape [2], expected one element");
   tape.backward(ops::sum(y));
   EXPECT_EQ(error_of([&] { tape.backward(ops::sum(x.detach())); }).substr(0, 10), "[backward]");
-  EXPECT_EQ(error_of([&] { ops::exp(x); }),
-            "an op was recorded on a tape that has run backward already; open a new tape");
+  EXPECT_EQ(error_of([&] { ops::exp(x); }), "an op was recorded on a tape that has run backward already; open a new tape");
 }
 
 TEST(Tape, NoGradHidesTheTape) {
@@ -227,8 +224,7 @@ TEST(Tape, GradientsArriveThroughStridedViews) {
   Parameter p = parameter("p", Tensor::from<double>({1, 2, 3, 4, 5, 6}, {2, 3}));
   Tape tape;
   const Tensor turned = ops::transpose(tape.leaf(p), 0, 1);  // [3, 2], strides 1 and 3
-  tape.backward(ops::slice(ops::expand(ops::slice(turned, 0, 1, 2), {4, 2}), 0, 0, 3),
-                Tensor::from<double>({1, 2, 3, 4, 5, 6}, {3, 2}));
+  tape.backward(ops::slice(ops::expand(ops::slice(turned, 0, 1, 2), {4, 2}), 0, 0, 3), Tensor::from<double>({1, 2, 3, 4, 5, 6}, {3, 2}));
   EXPECT_EQ(p.grad.to_vector(), (V{0, 9, 0, 0, 12, 0}));
   EXPECT_TRUE(p.grad.contiguous());
 }

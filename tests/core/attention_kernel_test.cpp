@@ -84,8 +84,7 @@ struct Problem {
     a.scale = 1 / std::sqrt(double(c.d));
     a.causal = c.causal;
     a.pattern = c.pattern;
-    const i64 nq = c.B * c.H * c.N * c.d, nk = c.B * c.H * c.M * c.d, nv = c.B * c.H * c.M * c.dv,
-              no = c.B * c.H * c.N * c.dv;
+    const i64 nq = c.B * c.H * c.N * c.d, nk = c.B * c.H * c.M * c.d, nv = c.B * c.H * c.M * c.dv, no = c.B * c.H * c.N * c.dv;
     qkv = random_values<T>(nq + nk + nv, 1);
     d_out = random_values<T>(no, 2);
     const T nan = std::numeric_limits<T>::quiet_NaN();
@@ -95,8 +94,7 @@ struct Problem {
     lse = max;
     place(c, a.q, a.k, a.v, static_cast<const T*>(qkv.data()), nq, nk);
     place(c, g.dq, g.dk, g.dv, grads.data(), nq, nk);
-    out = c.views ? RowsView<T>{o.data(), c.N * c.H * c.dv, c.dv, c.H * c.dv}
-                  : RowsView<T>{o.data(), c.H * c.N * c.dv, c.N * c.dv, c.dv};
+    out = c.views ? RowsView<T>{o.data(), c.N * c.H * c.dv, c.dv, c.H * c.dv} : RowsView<T>{o.data(), c.H * c.N * c.dv, c.N * c.dv, c.dv};
     add_biases(c);
     add_padding(c);
     a.dropout = c.dropout;
@@ -135,10 +133,8 @@ struct Problem {
     query_mask.assign(c.B * c.N, 1);
     key_mask.assign(c.B * c.M, 1);
     for (i64 b = 0; b < c.B; ++b) {
-      for (i64 i = 0; i < c.N; ++i)
-        query_mask[b * c.N + i] = b + 1 < c.B ? RngKey(8).bits32(b * c.N + i) % 4 != 0 : i * 3 < c.N;
-      for (i64 j = 0; j < c.M; ++j)
-        key_mask[b * c.M + j] = b + 1 < c.B ? RngKey(9).bits32(b * c.M + j) % 4 != 0 : j * 3 < c.M;
+      for (i64 i = 0; i < c.N; ++i) query_mask[b * c.N + i] = b + 1 < c.B ? RngKey(8).bits32(b * c.N + i) % 4 != 0 : i * 3 < c.N;
+      for (i64 j = 0; j < c.M; ++j) key_mask[b * c.M + j] = b + 1 < c.B ? RngKey(9).bits32(b * c.M + j) % 4 != 0 : j * 3 < c.M;
     }
     if (c.B > 2) std::fill(key_mask.begin(), key_mask.begin() + c.M, 0);  // a sample without any key
     a.query_mask = query_mask.data();
@@ -171,9 +167,8 @@ void expect_right(const Case& c, double forward = 5e-6, double backward = 2e-5) 
   Problem<double> d(c);
   f.run();
   d.run_reference();
-  const auto label = ::testing::Message()
-                     << "B" << c.B << " H" << c.H << " N" << c.N << " M" << c.M << " d" << c.d << " dv" << c.dv
-                     << " causal" << c.causal << " padding" << c.padding << " dropout" << c.dropout;
+  const auto label = ::testing::Message() << "B" << c.B << " H" << c.H << " N" << c.N << " M" << c.M << " d" << c.d << " dv" << c.dv
+                                          << " causal" << c.causal << " padding" << c.padding << " dropout" << c.dropout;
   EXPECT_LE(difference(f.o, d.o), forward) << label;
   EXPECT_LE(difference(f.grads, d.grads), backward) << label;
   EXPECT_LE(difference(f.dkey_bias, d.dkey_bias), backward) << label;
@@ -184,10 +179,9 @@ void expect_right(const Case& c, double forward = 5e-6, double backward = 2e-5) 
   }
 }
 
-const std::vector<std::array<i64, 6>> kShapes{
-    {1, 1, 1, 1, 1, 1},      {2, 3, 5, 7, 3, 2},       {1, 2, 64, 64, 16, 16},
-    {3, 2, 65, 130, 64, 64}, {2, 1, 130, 200, 32, 80}, {1, 1, 1, 300, 64, 64},
-    {1, 1, 257, 257, 7, 65}, {4, 5, 33, 40, 8, 24},    {1, 16, 100, 129, 64, 48}};
+const std::vector<std::array<i64, 6>> kShapes{{1, 1, 1, 1, 1, 1},      {2, 3, 5, 7, 3, 2},       {1, 2, 64, 64, 16, 16},
+                                              {3, 2, 65, 130, 64, 64}, {2, 1, 130, 200, 32, 80}, {1, 1, 1, 300, 64, 64},
+                                              {1, 1, 257, 257, 7, 65}, {4, 5, 33, 40, 8, 24},    {1, 16, 100, 129, 64, 48}};
 
 TEST(AttentionKernel, MatchesReference) {
   for (auto [B, H, N, M, d, dv] : kShapes)
@@ -204,8 +198,7 @@ TEST(AttentionKernel, BiasesAndTheirGradients) {
 }
 
 TEST(AttentionKernel, Dropout) {
-  for (auto [B, H, N, M, d, dv] : kShapes)
-    expect_right({B, H, N, M, d, dv, false, B > 1, false, false, 0, 0.3}, 1e-5, 3e-5);
+  for (auto [B, H, N, M, d, dv] : kShapes) expect_right({B, H, N, M, d, dv, false, B > 1, false, false, 0, 0.3}, 1e-5, 3e-5);
   expect_right({2, 2, 100, 100, 16, 16, true, true, true, true, 1, 0.5}, 1e-5, 4e-5);
 }
 
@@ -226,8 +219,7 @@ TEST(AttentionKernel, Patterns) {
   const Sparse sparse(10), thin(300);
   for (const Pattern* pattern : std::vector<const Pattern*>{&narrow, &wide, &blocks, &odd, &sparse, &thin})
     for (bool causal : {false, true})
-      for (i64 heads : {2, 9})
-        expect_right({2, heads, 200, 230, 16, 16, causal, heads == 9, true, false, 0, 0, pattern});
+      for (i64 heads : {2, 9}) expect_right({2, heads, 200, 230, 16, 16, causal, heads == 9, true, false, 0, 0, pattern});
 }
 
 TEST(AttentionKernel, LargeLogits) {
@@ -240,8 +232,7 @@ TEST(AttentionKernel, LargeLogits) {
       f.qkv[x] = static_cast<float>(value * 64), d.qkv[x] = static_cast<double>(value * 64);
     }
     for (i64 x = 0; x < c.d; ++x)
-      f.qkv[x] = f.qkv[c.B * c.H * c.N * c.d + x] = 35.777088f,
-      d.qkv[x] = d.qkv[c.B * c.H * c.N * c.d + x] = 35.777088f;
+      f.qkv[x] = f.qkv[c.B * c.H * c.N * c.d + x] = 35.777088f, d.qkv[x] = d.qkv[c.B * c.H * c.N * c.d + x] = 35.777088f;
     f.run();
     d.run_reference();
     EXPECT_LE(difference(f.o, d.o), 5e-6);
@@ -312,8 +303,7 @@ TEST(AttentionKernel, AllocatesNothingOfSizeNxM) {
   const auto before = counters::now();
   p.run();
   memory::set_allocation_hook({});
-  EXPECT_LE(total,
-            std::size_t{2} * 4096 * 16 * sizeof(float) * 24);  // 2 heads, some copies of [N, d]; N x N bytes are 16 M
+  EXPECT_LE(total, std::size_t{2} * 4096 * 16 * sizeof(float) * 24);  // 2 heads, some copies of [N, d]; N x N bytes are 16 M
   const auto pairs = counters::now().attention_pairs - before.attention_pairs;
   EXPECT_GE(pairs, 2 * 4096 * 129 - 2 * 65 * 64);
   EXPECT_LE(pairs, 2 * 4096 * 129 * 5 / 4);

@@ -80,14 +80,12 @@ TEST(Config, ErrorsNamePlaceFoundAndExpected) {
   EXPECT_EQ(read_error("dim: 8\ninner:\n  rate: 1.5\n"), "run.yaml:3: inner.rate: got 1.5, expected 0 to 0.9");
   EXPECT_EQ(read_error("dim: 0"), "run.yaml:1: dim: got 0, expected at least 1");
   EXPECT_EQ(read_error("limit: 0"), "run.yaml:1: limit: got 0, expected above 0");
-  EXPECT_EQ(read_error("mode: locl"),
-            "run.yaml:1: mode: got 'locl', expected one of: full, local, none (did you mean 'local'?)");
+  EXPECT_EQ(read_error("mode: locl"), "run.yaml:1: mode: got 'locl', expected one of: full, local, none (did you mean 'local'?)");
   EXPECT_EQ(read_error("dim: 1.5"), "run.yaml:1: dim: got '1.5', expected an integer");
   EXPECT_EQ(read_error("dim: '8'"), "run.yaml:1: dim: got '8', expected an integer");
   EXPECT_EQ(read_error("dim: 8x"), "run.yaml:1: dim: got '8x', expected an integer");
   EXPECT_EQ(read_error("dim: +-8"), "run.yaml:1: dim: got '+-8', expected an integer");
-  EXPECT_EQ(read_error("dim: 99999999999999999999"),
-            "run.yaml:1: dim: got '99999999999999999999', expected an integer");
+  EXPECT_EQ(read_error("dim: 99999999999999999999"), "run.yaml:1: dim: got '99999999999999999999', expected an integer");
   EXPECT_EQ(read_error("heads: 3000000000"), "run.yaml:1: heads: got '3000000000', expected an integer");
   EXPECT_EQ(read_error("causal: 1"), "run.yaml:1: causal: got '1', expected true or false");
   EXPECT_EQ(read_error("inner: {rate: nan}"), "run.yaml:1: inner.rate: got 'nan', expected a finite number");
@@ -106,23 +104,20 @@ TEST(Config, UnknownKeysAndAllErrorsAtOnce) {
             std::string::npos)
       << message;
   EXPECT_NE(message.find("run.yaml:2: heads: got 'x', expected an integer"), std::string::npos) << message;
-  EXPECT_NE(message.find("run.yaml:4: inner.rat: unknown key, expected one of: rate, sizes (did you mean 'rate'?)"),
-            std::string::npos)
+  EXPECT_NE(message.find("run.yaml:4: inner.rat: unknown key, expected one of: rate, sizes (did you mean 'rate'?)"), std::string::npos)
       << message;
   EXPECT_EQ(read_error("zzzzzzzzz: 1").find("did you mean"), std::string::npos);
 }
 
 TEST(Config, DuplicatesAndBrokenYaml) {
-  EXPECT_EQ(error_of([] { parse("a: 1\nb:\n  c: 1\n  c: 2\n"); }),
-            "run.yaml:4: b.c: the key stands twice, first in line 3");
+  EXPECT_EQ(error_of([] { parse("a: 1\nb:\n  c: 1\n  c: 2\n"); }), "run.yaml:4: b.c: the key stands twice, first in line 3");
   EXPECT_EQ(error_of([] { parse("a: [1\nb: 2"); }).substr(0, 9), "run.yaml:");
   EXPECT_NE(error_of([] { parse("a: [1\nb: 2"); }).find("not valid YAML: "), std::string::npos);
   EXPECT_NE(error_of([] { parse("? [1]\n: 2"); }).find("a key must be plain text"), std::string::npos);
   EXPECT_NE(error_of([] { parse("&a [*a]"); }), "no error");
   EXPECT_NE(error_of([] { parse("a: *unknown"); }), "no error");
   EXPECT_NE(error_of([] { parse(std::string(100000, '[')); }), "no error");
-  EXPECT_EQ(error_of<IoError>([] { ConfigNode::load("/nonexistent.yaml"); }),
-            "/nonexistent.yaml: cannot open the configuration");
+  EXPECT_EQ(error_of<IoError>([] { ConfigNode::load("/nonexistent.yaml"); }), "/nonexistent.yaml: cannot open the configuration");
   EXPECT_EQ(error_of<IoError>([] { ConfigNode::load("/tmp"); }), "/tmp: is a folder, expected a configuration file");
 }
 
@@ -152,10 +147,10 @@ TEST(Config, ReaderNeverCrashesOnNoise) {
 }
 
 TEST(Config, TextSurvivesWritingAndReading) {
-  std::vector<std::string> texts{
-      "",   " ",   "null", "~",     "true",     "no",     "1",    "1e5", "-",  "- a",  "a: b", "a #b", "#",  "'",
-      "\"", "\\",  "a\nb", "\ttab", "line\r\n", "[a",     "{",    "*x",  "&x", "!tag", "%",    "@",    "`",  "|",
-      ">",  "? a", "été",  "語",    " lead",    "trail ", "0x10", ".5",  "1.", "\x01", "yes",  "=",    "<<", "nan"};
+  std::vector<std::string> texts{"",       " ",    "null", "~",  "true", "no",   "1",     "1e5",      "-",   "- a", "a: b",
+                                 "a #b",   "#",    "'",    "\"", "\\",   "a\nb", "\ttab", "line\r\n", "[a",  "{",   "*x",
+                                 "&x",     "!tag", "%",    "@",  "`",    "|",    ">",     "? a",      "été", "語",  " lead",
+                                 "trail ", "0x10", ".5",   "1.", "\x01", "yes",  "=",     "<<",       "nan"};
   const std::string letters = "ab01:-[]{},#&*!|>'\"%@`? \n\t~.\\";
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     std::string text;

@@ -22,8 +22,7 @@ std::vector<float> wide_range() {  // every 9973rd float, the extremes, and fine
     if (std::isfinite(f)) x.push_back(f);
   }
   for (double v = -110; v <= 110; v += 0.0131) x.push_back(static_cast<float>(v));
-  for (float v :
-       {0.0f, 1e-45f, 1e-38f, 1e-20f, 1e-7f, 1e-3f, 87.0f, 88.7f, 88.8f, 104.0f, 1e4f, 1e38f, 3.4028235e38f, kInf})
+  for (float v : {0.0f, 1e-45f, 1e-38f, 1e-20f, 1e-7f, 1e-3f, 87.0f, 88.7f, 88.8f, 104.0f, 1e4f, 1e38f, 3.4028235e38f, kInf})
     x.insert(x.end(), {v, -v});
   return x;
 }
@@ -61,13 +60,10 @@ const std::vector<Function>& functions() {
        8, 1e-6, false, true},
       {Unary::Silu, "silu", [](D x) { return x < -1000 ? 0 : x * sigmoid(x); },
        [](D x) { return std::abs(x) > 1000 ? D(x > 0) : sigmoid(x) * (1 + x * sigmoid(-x)); }, 8, 3e-7, false, true},
-      {Unary::Tanh, "tanh", [](D x) { return std::tanh(x); }, [](D x) { return 1 / (std::cosh(x) * std::cosh(x)); }, 5,
-       3e-7, false},
+      {Unary::Tanh, "tanh", [](D x) { return std::tanh(x); }, [](D x) { return 1 / (std::cosh(x) * std::cosh(x)); }, 5, 3e-7, false},
       {Unary::Sigmoid, "sigmoid", sigmoid, [](D x) { return sigmoid(x) * sigmoid(-x); }, 5, 2e-7, false},
-      {Unary::Elu, "elu", [](D x) { return x > 0 ? x : std::expm1(x); }, [](D x) { return x > 0 ? 1 : std::exp(x); }, 5,
-       2e-37, false},
-      {Unary::Softplus, "softplus", [](D x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }, sigmoid,
-       5, 2e-7, false},
+      {Unary::Elu, "elu", [](D x) { return x > 0 ? x : std::expm1(x); }, [](D x) { return x > 0 ? 1 : std::exp(x); }, 5, 2e-37, false},
+      {Unary::Softplus, "softplus", [](D x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }, sigmoid, 5, 2e-7, false},
       {Unary::Exp, "exp", [](D x) { return std::exp(x); }, [](D x) { return std::exp(x); }, 3, 2e-38, false},
       {Unary::Log, "log", [](D x) { return std::log(x); }, [](D x) { return 1 / x; }, 2, 0, true},
       {Unary::Sqrt, "sqrt", [](D x) { return std::sqrt(x); }, [](D x) { return 0.5 / std::sqrt(x); }, 1, 0, true},
@@ -84,8 +80,8 @@ double ulp_of(double want) {
 }
 
 // Reports the worst element only.
-void expect_near(const Function& f, const std::vector<float>& x, const std::vector<float>& got, double (*want)(double),
-                 const char* what, double slack) {
+void expect_near(const Function& f, const std::vector<float>& x, const std::vector<float>& got, double (*want)(double), const char* what,
+                 double slack) {
   double worst = 0;
   std::size_t where = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
@@ -170,8 +166,7 @@ TEST(Binary, AnyStrides) {
   binary(Binary::Add, {3, 4}, a.data(), {1, 3}, b.data(), {0, 1}, y.data());  // a transposed, b repeated
   for (i64 i = 0; i < 3; ++i)
     for (i64 j = 0; j < 4; ++j)
-      EXPECT_EQ(y[static_cast<std::size_t>(i * 4 + j)],
-                a[static_cast<std::size_t>(i + 3 * j)] + b[static_cast<std::size_t>(j)]);
+      EXPECT_EQ(y[static_cast<std::size_t>(i * 4 + j)], a[static_cast<std::size_t>(i + 3 * j)] + b[static_cast<std::size_t>(j)]);
   binary(Binary::Sub, {2, 3, 2}, a.data(), {6, 2, 1}, b.data(), {1, 0, 2}, y.data());
   for (i64 i = 0; i < 2; ++i)
     for (i64 j = 0; j < 3; ++j)

@@ -43,8 +43,8 @@ struct Problem {
     c = random_values<T>(batch * s.m * c_cols, 3);
     bias = random_values<T>(s.n, 4);
     const auto view = [&](auto* p, i64 rows, i64 cols, bool turned, i64 step) {
-      return MatrixView<std::remove_pointer_t<decltype(p)>>{p, turned ? step : cols, turned ? cols : step,
-                                                            s.batch1 * rows * cols, rows * cols};
+      return MatrixView<std::remove_pointer_t<decltype(p)>>{p, turned ? step : cols, turned ? cols : step, s.batch1 * rows * cols,
+                                                            rows * cols};
     };
     g.batch0 = s.batch0, g.batch1 = s.batch1, g.m = s.m, g.n = s.n, g.k = s.k;
     g.a = view(static_cast<const T*>(a.data()), a_rows, a_cols, s.a_turned, 1);
@@ -78,8 +78,7 @@ void expect_right(const Case& s, double tolerance) {
           worst = std::max(worst, std::abs(want - double(p.c[at])) / std::sqrt(std::max<double>(1, s.k)));
           ASSERT_TRUE(std::isfinite(p.c[at]));
         }
-  EXPECT_LE(worst, tolerance) << s.m << " " << s.n << " " << s.k << " turned " << s.a_turned << s.b_turned << " gap "
-                              << s.gap;
+  EXPECT_LE(worst, tolerance) << s.m << " " << s.n << " " << s.k << " turned " << s.a_turned << s.b_turned << " gap " << s.gap;
   for (i64 row = 0; row < s.batch0 * s.batch1 * s.m; ++row) {
     for (i64 j = s.n; j < s.n + s.gap; ++j) ASSERT_EQ(p.c[row * (s.n + s.gap) + j], before[row * (s.n + s.gap) + j]);
   }
@@ -90,13 +89,8 @@ std::vector<Case> cases() {
   for (bool ta : {false, true})
     for (bool tb : {false, true})
       for (i64 gap : {0, 5}) {
-        for (auto [m, n, k] : {std::array<i64, 3>{1, 1, 1},
-                               {3, 5, 7},
-                               {17, 1, 33},
-                               {1, 40, 65},
-                               {64, 64, 64},
-                               {65, 129, 70},
-                               {300, 33, 100}}) {
+        for (auto [m, n, k] :
+             {std::array<i64, 3>{1, 1, 1}, {3, 5, 7}, {17, 1, 33}, {1, 40, 65}, {64, 64, 64}, {65, 129, 70}, {300, 33, 100}}) {
           all.push_back({m, n, k, 1, 1, ta, tb, false, false, false, gap});
           all.push_back({m, n, k, 2, 3, ta, tb, false, true, false, gap});
           all.push_back({m, n, k, 2, 3, ta, tb, true, false, true, gap});

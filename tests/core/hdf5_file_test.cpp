@@ -26,9 +26,7 @@ class Hdf5 : public ::testing::Test {
     std::ifstream in(file, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  static void write_bytes(const std::string& file, const std::string& bytes) {
-    std::ofstream(file, std::ios::binary) << bytes;
-  }
+  static void write_bytes(const std::string& file, const std::string& bytes) { std::ofstream(file, std::ios::binary) << bytes; }
   std::filesystem::path folder_;
 };
 
@@ -74,8 +72,7 @@ TEST_F(Hdf5, ViewsAreWrittenAsTheyRead) {
   for (std::size_t i = 0; i < views.size(); ++i) out.write("/v" + std::to_string(i), views[i]);
   out.close();
   const Hdf5File in = Hdf5File::open(path("a.h5"));
-  for (std::size_t i = 0; i < views.size(); ++i)
-    EXPECT_EQ(in.read("/v" + std::to_string(i)).to_vector(), views[i].to_vector()) << i;
+  for (std::size_t i = 0; i < views.size(); ++i) EXPECT_EQ(in.read("/v" + std::to_string(i)).to_vector(), views[i].to_vector()) << i;
 }
 
 TEST_F(Hdf5, SpecialValuesKeepTheirBits) {
@@ -145,10 +142,8 @@ TEST_F(Hdf5, FilesThatAreMissingOrSomethingElse) {
     EXPECT_EQ(error_of([&] { Hdf5File::open(bad); }), bad + ": is not an HDF5 file, or is damaged");
   EXPECT_EQ(error_of([&] { open_checked(path("none")); }), path("none") + ": no such file");
   for (const std::string& bad : {path("text"), path("empty"), folder_.string()})
-    EXPECT_EQ(error_of([&] { open_checked(bad); }),
-              bad + ": is not a file that this program saved, or its start is damaged");
-  EXPECT_NE(error_of([&] { Hdf5File::create(path("no/such/folder.h5")); }).find("cannot be created"),
-            std::string::npos);
+    EXPECT_EQ(error_of([&] { open_checked(bad); }), bad + ": is not a file that this program saved, or its start is damaged");
+  EXPECT_NE(error_of([&] { Hdf5File::create(path("no/such/folder.h5")); }).find("cannot be created"), std::string::npos);
 }
 
 TEST_F(Hdf5, CheckedFilesNoticeEveryFlippedByte) {
@@ -171,8 +166,8 @@ TEST_F(Hdf5, CheckedFilesNoticeEveryFlippedByte) {
     write_bytes(file, bad);
     ASSERT_NE(error_of([&] { open_checked(file); }).find("damaged"), std::string::npos) << "byte " << at;
   }
-  for (std::size_t size : {std::size_t{0}, std::size_t{10}, std::size_t{49}, std::size_t{51}, std::size_t{511},
-                           std::size_t{512}, good.size() / 2, good.size() - 1}) {
+  for (std::size_t size : {std::size_t{0}, std::size_t{10}, std::size_t{49}, std::size_t{51}, std::size_t{511}, std::size_t{512},
+                           good.size() / 2, good.size() - 1}) {
     write_bytes(file, good.substr(0, size));
     ASSERT_NE(error_of([&] { open_checked(file); }).find("damaged"), std::string::npos) << "truncated to " << size;
   }

@@ -15,16 +15,15 @@ namespace {
 namespace fs = std::filesystem;
 using Names = std::set<std::string>;
 
-const std::map<std::string, Names> kMayInclude{
-    {"core", {}},
-    {"autograd", {"core"}},
-    {"layers", {"autograd", "core"}},
-    {"attention", {"layers", "autograd", "core"}},
-    {"data", {"core"}},
-    {"models", {"attention", "layers", "autograd", "data", "core"}},
-    {"optim", {"autograd", "core"}},
-    {"train", {"models", "attention", "layers", "autograd", "optim", "data", "core"}},
-    {"apps", {"train", "models", "attention", "layers", "autograd", "optim", "data", "core"}}};
+const std::map<std::string, Names> kMayInclude{{"core", {}},
+                                               {"autograd", {"core"}},
+                                               {"layers", {"autograd", "core"}},
+                                               {"attention", {"layers", "autograd", "core"}},
+                                               {"data", {"core"}},
+                                               {"models", {"attention", "layers", "autograd", "data", "core"}},
+                                               {"optim", {"autograd", "core"}},
+                                               {"train", {"models", "attention", "layers", "autograd", "optim", "data", "core"}},
+                                               {"apps", {"train", "models", "attention", "layers", "autograd", "optim", "data", "core"}}};
 
 struct Library {
   std::string pattern, where;  // of the include; of the files that may

@@ -29,15 +29,14 @@ TEST(Norm, MatchesDoubleLoops) {
   for (const auto& [rows, n] : kSizes)
     for (bool centred : {true, false})
       for (double offset : {0.0, 100.0}) {
-        const std::vector<float> x = normal(rows * n, 1, offset), g = normal(n, 2), b = normal(n, 3),
-                                 dy = normal(rows * n, 4);
+        const std::vector<float> x = normal(rows * n, 1, offset), g = normal(n, 2), b = normal(n, 3), dy = normal(rows * n, 4);
         std::vector<float> y(x.size()), mean(static_cast<std::size_t>(rows)), rstd(mean.size()), again(x.size());
         norm(x.data(), g.data(), b.data(), 1e-5, rows, n, y.data(), centred ? mean.data() : nullptr, rstd.data());
         norm_replay(x.data(), g.data(), b.data(), rows, n, centred ? mean.data() : nullptr, rstd.data(), again.data());
         EXPECT_EQ(std::memcmp(y.data(), again.data(), y.size() * 4), 0);
         std::vector<float> dx(x.size()), dg(g.size()), db(g.size());
-        norm_grad(x.data(), g.data(), centred ? mean.data() : nullptr, rstd.data(), dy.data(), rows, n, dx.data(),
-                  dg.data(), centred ? db.data() : nullptr);
+        norm_grad(x.data(), g.data(), centred ? mean.data() : nullptr, rstd.data(), dy.data(), rows, n, dx.data(), dg.data(),
+                  centred ? db.data() : nullptr);
         std::vector<double> want_dg(g.size()), want_db(g.size());
         for (i64 r = 0; r < rows; ++r) {
           const float *row = x.data() + r * n, *up = dy.data() + r * n;
@@ -56,14 +55,12 @@ TEST(Norm, MatchesDoubleLoops) {
           // A mean of 100 costs digits: its rounding error, 100 eps sqrt(n) / n, is scaled by s.
           const double tolerance = 2e-5 + (centred ? 3e-5 * offset / 100 * s * std::sqrt(static_cast<double>(n)) : 0);
           for (i64 i = 0; i < n; ++i) {
-            const double xh = (row[i] - m) * s,
-                         want = xh * g[static_cast<std::size_t>(i)] + (centred ? b[static_cast<std::size_t>(i)] : 0);
+            const double xh = (row[i] - m) * s, want = xh * g[static_cast<std::size_t>(i)] + (centred ? b[static_cast<std::size_t>(i)] : 0);
             if (n == 1 && centred && offset > 0) continue;  // 1 / sqrt(eps) times a rounding error
             ASSERT_NEAR(y[static_cast<std::size_t>(r * n + i)], want, tolerance * (1 + std::abs(want)))
                 << rows << " " << n << " " << offset;
             const double want_dx = s * (static_cast<double>(up[i]) * g[static_cast<std::size_t>(i)] - a - xh * ax);
-            ASSERT_NEAR(dx[static_cast<std::size_t>(r * n + i)], want_dx, 10 * tolerance * (1 + s))
-                << rows << " " << n << " " << offset;
+            ASSERT_NEAR(dx[static_cast<std::size_t>(r * n + i)], want_dx, 10 * tolerance * (1 + s)) << rows << " " << n << " " << offset;
           }
         }
         if (offset > 0) continue;

@@ -41,15 +41,13 @@ TEST(Storage, PeakFollowsTheMost) {
 #ifndef TAPEFORMER_SANITIZED
 TEST(Storage, FreedNeighboursMergeInAnyOrder) {
   const std::size_t size = 1 << 20;
-  for (const std::vector<int>& order :
-       std::vector<std::vector<int>>{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {0, 2, 1, 3}}) {
+  for (const std::vector<int>& order : std::vector<std::vector<int>>{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {0, 2, 1, 3}}) {
     std::vector<std::unique_ptr<Storage>> parts;
     for (int i = 0; i < 4; ++i) parts.push_back(std::make_unique<Storage>(size));
     const std::byte* start = parts[0]->data();
     bool neighbours = true;
     for (int i = 1; i < 4; ++i)
-      neighbours =
-          neighbours && parts[static_cast<std::size_t>(i)]->data() == start + size * static_cast<std::size_t>(i);
+      neighbours = neighbours && parts[static_cast<std::size_t>(i)]->data() == start + size * static_cast<std::size_t>(i);
     ASSERT_TRUE(neighbours);
     for (int i : order) parts[static_cast<std::size_t>(i)].reset();
     const std::size_t reserved = memory::stats().reserved;

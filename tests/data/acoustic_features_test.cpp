@@ -20,8 +20,8 @@ std::vector<float> noise(std::size_t n, std::uint64_t seed) {
 }
 
 // One frame's log mel energies with plain loops: mirrored ends, Hann window, DFT, triangles on the mel scale.
-std::vector<double> plain_log_mel(const std::vector<float>& x, i64 frame, const FeatureSettings& s, i64 rate,
-                                  i64 window, i64 hop, i64 fft) {
+std::vector<double> plain_log_mel(const std::vector<float>& x, i64 frame, const FeatureSettings& s, i64 rate, i64 window, i64 hop,
+                                  i64 fft) {
   const auto n = static_cast<i64>(x.size());
   std::vector<double> power;
   for (i64 b = 0; b <= fft / 2; ++b) {
@@ -30,8 +30,7 @@ std::vector<double> plain_log_mel(const std::vector<float>& x, i64 frame, const 
       i64 at = frame * hop - window / 2 + i;
       if (at < 0) at = -at;
       if (at >= n) at = 2 * (n - 1) - at;
-      const double hann =
-          0.5 - 0.5 * std::cos(2 * std::numbers::pi * static_cast<double>(i) / static_cast<double>(window));
+      const double hann = 0.5 - 0.5 * std::cos(2 * std::numbers::pi * static_cast<double>(i) / static_cast<double>(window));
       sum += hann * x[static_cast<std::size_t>(at)] *
              std::polar(1.0, -2 * std::numbers::pi * static_cast<double>(b * i) / static_cast<double>(fft));
     }
@@ -43,8 +42,7 @@ std::vector<double> plain_log_mel(const std::vector<float>& x, i64 frame, const 
   for (i64 m = 0; m < s.n_mels; ++m) {
     double energy = 0;
     for (i64 b = 0; b <= fft / 2; ++b) {
-      const double at =
-          (mel(static_cast<double>(b * rate) / static_cast<double>(fft)) - low) / step - static_cast<double>(m);
+      const double at = (mel(static_cast<double>(b * rate) / static_cast<double>(fft)) - low) / step - static_cast<double>(m);
       energy += std::max(0.0, at < 1 ? at : 2 - at) * power[static_cast<std::size_t>(b)];
     }
     out.push_back(std::log(energy + s.floor));
@@ -63,8 +61,7 @@ TEST(AcousticFeatures, LogMelAsByPlainLoops) {
   for (i64 t : {i64{0}, i64{1}, i64{6}, frames - 1}) {
     const std::vector<double> expected = plain_log_mel(x, t, s, 8000, 200, 80, 256);
     for (i64 m = 0; m < 40; ++m)
-      EXPECT_NEAR(y[static_cast<std::size_t>(t * 40 + m)], expected[static_cast<std::size_t>(m)], 2e-4)
-          << t << " " << m;
+      EXPECT_NEAR(y[static_cast<std::size_t>(t * 40 + m)], expected[static_cast<std::size_t>(m)], 2e-4) << t << " " << m;
   }
 }
 
@@ -77,8 +74,7 @@ TEST(AcousticFeatures, MfccIsTheOrthonormalCosineTransform) {
   for (int k = 0; k < 40; ++k) {
     double sum = 0;
     for (int m = 0; m < 40; ++m)
-      sum += mel[static_cast<std::size_t>(m)] * std::cos(std::numbers::pi * k * (2 * m + 1) / 80.0) *
-             std::sqrt((k ? 2.0 : 1.0) / 40);
+      sum += mel[static_cast<std::size_t>(m)] * std::cos(std::numbers::pi * k * (2 * m + 1) / 80.0) * std::sqrt((k ? 2.0 : 1.0) / 40);
     EXPECT_NEAR(cepstra[static_cast<std::size_t>(k)], sum, 1e-3);
   }
   c.n_mfcc = 13;
@@ -93,8 +89,7 @@ TEST(AcousticFeatures, SinePeaksInItsBand) {
     const auto row = y.begin() + 25 * 40;
     const auto band = std::max_element(row, row + 40) - row;
     const double step = (hertz_to_mel(8000) - hertz_to_mel(20)) / 41;
-    EXPECT_LE(std::abs(hertz_to_mel(hertz) - hertz_to_mel(20) - step * static_cast<double>(band + 1)), step * 0.75)
-        << hertz;
+    EXPECT_LE(std::abs(hertz_to_mel(hertz) - hertz_to_mel(20) - step * static_cast<double>(band + 1)), step * 0.75) << hertz;
   }
   EXPECT_NEAR(mel_to_hertz(hertz_to_mel(440)), 440, 1e-9);
 }
@@ -110,8 +105,7 @@ TEST(AcousticFeatures, DeltasAreSlopes) {
   for (i64 t : {10, 20})
     for (i64 f : {0, 17, 39}) {
       EXPECT_NEAR(at(t, 40 + f), (2 * (at(t + 2, f) - at(t - 2, f)) + at(t + 1, f) - at(t - 1, f)) / 10, 1e-5);
-      EXPECT_NEAR(at(t, 80 + f),
-                  (2 * (at(t + 2, 40 + f) - at(t - 2, 40 + f)) + at(t + 1, 40 + f) - at(t - 1, 40 + f)) / 10, 1e-5);
+      EXPECT_NEAR(at(t, 80 + f), (2 * (at(t + 2, 40 + f) - at(t - 2, 40 + f)) + at(t + 1, 40 + f) - at(t - 1, 40 + f)) / 10, 1e-5);
     }
 }
 
@@ -142,8 +136,7 @@ TEST(AcousticFeatures, Mistakes) {
   EXPECT_TRUE(contains(message_of([&] { FeatureExtractor(s, 8000); }),
                        "data.features.fmax: got 5000, expected at most half of data.sample_rate, 4000"));
   s.fmax = 10;
-  EXPECT_TRUE(contains(message_of([&] { FeatureExtractor(s, 8000); }),
-                       "data.features.fmin: got 20, expected less than fmax, 10"));
+  EXPECT_TRUE(contains(message_of([&] { FeatureExtractor(s, 8000); }), "data.features.fmin: got 20, expected less than fmax, 10"));
   s.fmax.reset();
   s.n_mels = 200;
   EXPECT_TRUE(contains(message_of([&] { FeatureExtractor(s, 8000); }), "is narrower than the 31.2 Hz"));
@@ -158,17 +151,15 @@ TEST(AudioFile, StereoWidthsAndFormats) {
   const std::vector<float> tone = sine(440, 8000, 2000);
   std::vector<float> stereo;
   for (float x : tone) stereo.insert(stereo.end(), {x, 0.5f * x});
-  for (int format : {SF_FORMAT_WAV | SF_FORMAT_PCM_16, SF_FORMAT_WAV | SF_FORMAT_PCM_24,
-                     SF_FORMAT_WAV | SF_FORMAT_FLOAT, SF_FORMAT_FLAC | SF_FORMAT_PCM_16}) {
+  for (int format : {SF_FORMAT_WAV | SF_FORMAT_PCM_16, SF_FORMAT_WAV | SF_FORMAT_PCM_24, SF_FORMAT_WAV | SF_FORMAT_FLOAT,
+                     SF_FORMAT_FLAC | SF_FORMAT_PCM_16}) {
     const Audio a = read_audio(write_sound(dir / "s.wav", stereo, 8000, 2, format));
     EXPECT_EQ(a.rate, 8000);
     ASSERT_EQ(a.samples.size(), tone.size());
     for (std::size_t i = 0; i < tone.size(); ++i) ASSERT_NEAR(a.samples[i], 0.75f * tone[i], 1e-4);
   }
-  EXPECT_NEAR(
-      static_cast<double>(
-          read_audio(write_sound(dir / "s.ogg", tone, 8000, 1, SF_FORMAT_OGG | SF_FORMAT_VORBIS)).samples.size()),
-      2000, 200);
+  EXPECT_NEAR(static_cast<double>(read_audio(write_sound(dir / "s.ogg", tone, 8000, 1, SF_FORMAT_OGG | SF_FORMAT_VORBIS)).samples.size()),
+              2000, 200);
   EXPECT_EQ(audio_frames(dir / "s.wav"), 2000);
 }
 
@@ -184,15 +175,12 @@ TEST(AudioFile, ResamplingKeepsTheTone) {
 TEST(AudioFile, FilesThatCannotBeRead) {
   TempDir dir;
   EXPECT_TRUE(contains(message_of([&] { read_audio(dir / "none.wav"); }), "none.wav: no such file"));
-  EXPECT_TRUE(contains(message_of([&] { read_audio(dir.write("text.wav", "hello, hello")); }),
-                       "text.wav: cannot be read as sound"));
-  EXPECT_TRUE(
-      contains(message_of([&] { read_audio(dir.write("empty.wav", "")); }), "empty.wav: cannot be read as sound"));
-  EXPECT_TRUE(
-      contains(message_of([&] {
-                 read_audio(write_sound(dir / "nan.wav", {0, NAN, 0}, 8000, 1, SF_FORMAT_WAV | SF_FORMAT_FLOAT));
-               }),
-               "not a finite number"));
+  EXPECT_TRUE(contains(message_of([&] { read_audio(dir.write("text.wav", "hello, hello")); }), "text.wav: cannot be read as sound"));
+  EXPECT_TRUE(contains(message_of([&] { read_audio(dir.write("empty.wav", "")); }), "empty.wav: cannot be read as sound"));
+  EXPECT_TRUE(contains(message_of([&] {
+                         read_audio(write_sound(dir / "nan.wav", {0, NAN, 0}, 8000, 1, SF_FORMAT_WAV | SF_FORMAT_FLOAT));
+                       }),
+                       "not a finite number"));
 }
 
 TEST(Standardiser, MeanZeroDeviationOne) {
@@ -218,13 +206,11 @@ TEST(SpecAugment, MasksShiftsAndRepeats) {
     augment(s, RngKey(seed), y, 30, 10, 2, none);
     EXPECT_EQ(x, y);
     i64 frames = 0, bands = 0;
-    for (i64 t = 0; t < 30; ++t)
-      frames += std::all_of(x.begin() + t * 20, x.begin() + (t + 1) * 20, [](float v) { return v == 0; });
+    for (i64 t = 0; t < 30; ++t) frames += std::all_of(x.begin() + t * 20, x.begin() + (t + 1) * 20, [](float v) { return v == 0; });
     for (i64 f = 0; f < 10; ++f) {
       bool masked = true;
       for (i64 t = 0; t < 30; ++t)
-        masked =
-            masked && x[static_cast<std::size_t>(t * 20 + f)] == 0 && x[static_cast<std::size_t>(t * 20 + 10 + f)] == 0;
+        masked = masked && x[static_cast<std::size_t>(t * 20 + f)] == 0 && x[static_cast<std::size_t>(t * 20 + 10 + f)] == 0;
       bands += masked;
     }
     EXPECT_LE(frames, 12);  // two masks of at most a fifth

@@ -31,8 +31,8 @@ std::string stanzas() {
   std::string out;
   for (int i = 0; i < 60; ++i)
     out += "Package: b" + std::to_string(i) + "\nSource: src" + std::to_string(i) +
-           " (1.0)\nSection: " + (i % 2 ? "contrib/games" : "net") + "\nDescription: \"synopsis\", number " +
-           std::to_string(i) + "\nDescription-md5: m" + std::to_string(i) + "\n\n";
+           " (1.0)\nSection: " + (i % 2 ? "contrib/games" : "net") + "\nDescription: \"synopsis\", number " + std::to_string(i) +
+           "\nDescription-md5: m" + std::to_string(i) + "\n\n";
   out += "Package: a0\nSource: src0\nSection: net\nDescription: the first of its source\nDescription-md5: x\n\n";
   return out + "Package: other\nSection: libs\nDescription: a library\n\n";
 }
@@ -66,25 +66,21 @@ TEST(DebianTopics, LongDescriptions) {
   path.program("apt-cache", "cat " + dir.write("avail", stanzas()));
   std::string lists;
   for (int i = 0; i < 60; ++i)
-    lists += "Package: b" + std::to_string(i) + "\nDescription-md5: m" + std::to_string(i) +
-             "\nDescription-en: synopsis " + std::to_string(i) + "\n first line\n .\n  second line\n\n";
+    lists += "Package: b" + std::to_string(i) + "\nDescription-md5: m" + std::to_string(i) + "\nDescription-en: synopsis " +
+             std::to_string(i) + "\n first line\n .\n  second line\n\n";
   dir.write("lists/host_i18n_Translation-en", lists);
   const DebianTopics t = debian_topics(dir / "out", dir / "lists");
   EXPECT_EQ(t.long_texts.train + t.long_texts.valid + t.long_texts.test, 59);  // a0 has none
-  EXPECT_EQ(count_text(dir / ("out/long/" + std::string(name_of(part_of("src7"))) + ".csv"),
-                       "synopsis 7 first line second line"),
-            1);
+  EXPECT_EQ(count_text(dir / ("out/long/" + std::string(name_of(part_of("src7"))) + ".csv"), "synopsis 7 first line second line"), 1);
 }
 
 TEST(DebianTopics, Mistakes) {
   TempDir dir;
   FakePath path(dir);
   path.program("apt-cache", "true");
-  EXPECT_TRUE(contains(message_of([&] { debian_topics(dir / "out"); }),
-                       "apt-cache dumpavail prints nothing; `apt-get update`"));
+  EXPECT_TRUE(contains(message_of([&] { debian_topics(dir / "out"); }), "apt-cache dumpavail prints nothing; `apt-get update`"));
   path.program("apt-cache", "exit 127");
-  EXPECT_TRUE(contains(message_of([&] { debian_topics(dir / "out"); }),
-                       "apt-cache dumpavail' failed (is the program installed?)"));
+  EXPECT_TRUE(contains(message_of([&] { debian_topics(dir / "out"); }), "apt-cache dumpavail' failed (is the program installed?)"));
 }
 
 TEST(VoicePrompts, SaysWhatToInstall) {

@@ -38,8 +38,7 @@ TEST_F(FeatureData, OneLabelASequence) {
 }
 
 TEST_F(FeatureData, OneLabelAFrame) {
-  const DataSet set =
-      load_data(section(file("a.h5", {0, 1, 1, 0, kIgnoreLabel, 1}, {2, 3, 1}, "no\nyes"), "max_length: 2"));
+  const DataSet set = load_data(section(file("a.h5", {0, 1, 1, 0, kIgnoreLabel, 1}, {2, 3, 1}, "no\nyes"), "max_length: 2"));
   EXPECT_EQ(set.preprocessor->info().target, DataInfo::Target::Frame);
   EXPECT_EQ(set.preprocessor->info().labels, (std::vector<std::string>{"no", "yes"}));
   EXPECT_EQ(set.train->get(1, {}).frame_labels, (std::vector<i64>{1, 0}));
@@ -55,20 +54,15 @@ TEST_F(FeatureData, SavedAndLoaded) {
     f.close();
   }
   const auto loaded = load_preprocessor(Hdf5File::open(dir / "p.h5"), "/data");
-  EXPECT_EQ(loaded->dataset(a, Part::Test)->get(1, {}).features.to_vector(),
-            set.train->get(1, {}).features.to_vector());
-  EXPECT_TRUE(contains(message_of([&] {
-                         loaded->dataset(file("b.h5", {1, 0, 2}), Part::Test);
-                       }),
-                       "/labels: got 2, expected less than 2"));
+  EXPECT_EQ(loaded->dataset(a, Part::Test)->get(1, {}).features.to_vector(), set.train->get(1, {}).features.to_vector());
+  EXPECT_TRUE(contains(message_of([&] { loaded->dataset(file("b.h5", {1, 0, 2}), Part::Test); }), "/labels: got 2, expected less than 2"));
 }
 
 TEST_F(FeatureData, Mistakes) {
   EXPECT_TRUE(contains(error(file("a.h5", {1, 0})), "/labels: got 2, expected 3 (one a sequence) or 6 (one a frame)"));
   EXPECT_TRUE(contains(error(file("a.h5", {1, 0, 1}), "target: frame"), "data.target is frame"));
   EXPECT_TRUE(contains(error(file("a.h5", {1, 0, 1}, {2, 3, 2})), "/lengths: add up to 7, but /features has 6 rows"));
-  EXPECT_TRUE(
-      contains(error(file("a.h5", {1, 0, 1}, {2, 4, 0})), "/lengths: sequence 2 has 0 frames, expected at least 1"));
+  EXPECT_TRUE(contains(error(file("a.h5", {1, 0, 1}, {2, 4, 0})), "/lengths: sequence 2 has 0 frames, expected at least 1"));
   EXPECT_TRUE(contains(error(file("a.h5", {1, -3, 1})), "/labels: got -3, expected 0 or more"));
   EXPECT_TRUE(contains(error(file("a.h5", {1, 5, 1}, {2, 3, 1}, "no\nyes")), "/labels: got 5, expected less than 2"));
   EXPECT_TRUE(contains(error(dir / "none.h5"), "none.h5: no such file"));
@@ -79,8 +73,7 @@ TEST_F(FeatureData, Mistakes) {
     f.close();
   }
   EXPECT_TRUE(contains(error(dir / "part.h5"), "no dataset '/lengths', the file has: /features"));
-  EXPECT_TRUE(
-      contains(error("{files: " + file("a.h5", {1, 0, 1}) + ", where: {a: b}}"), "HDF5 features have no columns"));
+  EXPECT_TRUE(contains(error("{files: " + file("a.h5", {1, 0, 1}) + ", where: {a: b}}"), "HDF5 features have no columns"));
 }
 
 }  // namespace

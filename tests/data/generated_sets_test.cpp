@@ -10,9 +10,7 @@
 namespace tapeformer {
 namespace {
 
-Table part(const TempDir& dir, const std::string& file) {
-  return read_table(dir / file, table_format(file, "auto"), {});
-}
+Table part(const TempDir& dir, const std::string& file) { return read_table(dir / file, table_format(file, "auto"), {}); }
 
 TEST(GeneratedText, SameSeedSameFile) {
   const TempDir dir;

@@ -47,8 +47,8 @@ LoaderConfig config(i64 batch, i64 budget, i64 bucket, int prefetch) {
 }
 
 bool same(const Batch& a, const Batch& b) {
-  return a.rows == b.rows && a.tokens.to_vector() == b.tokens.to_vector() &&
-         a.labels.to_vector() == b.labels.to_vector() && a.mask.to_vector() == b.mask.to_vector();
+  return a.rows == b.rows && a.tokens.to_vector() == b.tokens.to_vector() && a.labels.to_vector() == b.labels.to_vector() &&
+         a.mask.to_vector() == b.mask.to_vector();
 }
 
 std::vector<Batch> take(Loader& loader, Cursor& cursor, int n) {
@@ -57,8 +57,7 @@ std::vector<Batch> take(Loader& loader, Cursor& cursor, int n) {
   return out;
 }
 
-const std::vector<LoaderConfig> kConfigs{config(8, 0, 0, 0), config(8, 0, 4, 0), config(16, 90, 0, 0),
-                                         config(5, 60, 3, 0)};
+const std::vector<LoaderConfig> kConfigs{config(8, 0, 0, 0), config(8, 0, 4, 0), config(16, 90, 0, 0), config(5, 60, 3, 0)};
 
 TEST(Loader, EveryEpochHasEverySampleOnce) {
   const Numbers data(101);
@@ -195,8 +194,7 @@ TEST(Loader, AugmentationDependsOnEpochAndSampleOnly) {
     Cursor c{epoch, 0};
     const Batch b = l.next(c);
     std::map<i64, double> out;
-    for (i64 i = 0; i < b.size(); ++i)
-      out[b.rows[static_cast<std::size_t>(i)]] = b.labels.to_vector()[static_cast<std::size_t>(i)];
+    for (i64 i = 0; i < b.size(); ++i) out[b.rows[static_cast<std::size_t>(i)]] = b.labels.to_vector()[static_cast<std::size_t>(i)];
     return out;
   };
   EXPECT_EQ(labels(loader, 0), labels(small, 0));
@@ -222,12 +220,9 @@ TEST(Loader, ErrorsOfTheDataReachTheCaller) {
 
 TEST(Loader, Mistakes) {
   const Numbers data(40), none(0);
-  EXPECT_TRUE(contains(message_of([&] { Loader(data, info(), config(0, 0, 0, 0), RngKey(1)); }),
-                       "batch_size: got 0, expected at least 1"));
-  EXPECT_TRUE(
-      contains(message_of([&] { Loader(none, info(), config(4, 0, 0, 0), RngKey(1)); }), "the data set has no sample"));
-  EXPECT_TRUE(contains(message_of([&] { Loader(data, info(), config(4, 10, 0, 0), RngKey(1)); }),
-                       "more than the token budget of 10"));
+  EXPECT_TRUE(contains(message_of([&] { Loader(data, info(), config(0, 0, 0, 0), RngKey(1)); }), "batch_size: got 0, expected at least 1"));
+  EXPECT_TRUE(contains(message_of([&] { Loader(none, info(), config(4, 0, 0, 0), RngKey(1)); }), "the data set has no sample"));
+  EXPECT_TRUE(contains(message_of([&] { Loader(data, info(), config(4, 10, 0, 0), RngKey(1)); }), "more than the token budget of 10"));
 }
 
 TEST(Collate, PadsAtTheEnd) {

@@ -8,9 +8,7 @@ namespace {
 
 using Fields = std::vector<std::string>;
 
-Table csv(const TempDir& dir, const std::string& content) {
-  return read_table(dir.write("t.csv", content), TableFormat::Csv, {});
-}
+Table csv(const TempDir& dir, const std::string& content) { return read_table(dir.write("t.csv", content), TableFormat::Csv, {}); }
 std::string csv_error(const TempDir& dir, const std::string& content) {
   return message_of([&] { csv(dir, content); });
 }
@@ -80,19 +78,16 @@ TEST(Table, FilesThatCannotBeRead) {
                                                   "a\0b\0",
                                                   6)),
                        "t.csv:1: is UTF-16, expected UTF-8"));
-  EXPECT_TRUE(
-      contains(message_of([&] { read_table(dir / "none.csv", TableFormat::Csv, {}); }), "none.csv: no such file"));
+  EXPECT_TRUE(contains(message_of([&] { read_table(dir / "none.csv", TableFormat::Csv, {}); }), "none.csv: no such file"));
   EXPECT_TRUE(contains(message_of([&] { read_table(dir.str(), TableFormat::Csv, {}); }), "cannot be read"));
   EXPECT_TRUE(contains(message_of([&] { csv(dir, "label,text\na,b\n").column("txt"); }),
                        "t.csv:1: no column 'txt', the header has: label, text (did you mean 'text'?)"));
-  EXPECT_TRUE(
-      contains(message_of([&] { table_format("x.dat", "auto"); }), "x.dat: the ending does not tell the format"));
+  EXPECT_TRUE(contains(message_of([&] { table_format("x.dat", "auto"); }), "x.dat: the ending does not tell the format"));
 }
 
 TEST(Sources, FilesAndFilters) {
   TempDir dir;
-  const std::string a = dir.write("a.tsv", "path\tspeaker\n1\tann\n2\tbob\n"),
-                    b = dir.write("b.tsv", "path\tspeaker\n3\tcid\n4\tann\n");
+  const std::string a = dir.write("a.tsv", "path\tspeaker\n1\tann\n2\tbob\n"), b = dir.write("b.tsv", "path\tspeaker\n3\tcid\n4\tann\n");
   const auto tables = [&](const std::string& yaml) {
     return read_tables(read_source(ConfigNode::parse("s: " + yaml, "y")["s"]), "auto", {"path"});
   };
@@ -102,10 +97,9 @@ TEST(Sources, FilesAndFilters) {
   EXPECT_EQ(without[0].rows.at(0).fields[0], "2");
   EXPECT_EQ(without[1].rows.size(), 1u);
   EXPECT_EQ(tables("{files: " + a + ", where: {speaker: [ann, cid]}}")[0].rows.size(), 1u);
-  EXPECT_TRUE(contains(message_of([&] { tables("{files: " + a + ", where: {speaker: zoe}}"); }),
-                       "no row is left by `where` and `exclude`"));
   EXPECT_TRUE(
-      contains(message_of([&] { tables("{files: " + a + ", where: {speaksr: ann}}"); }), "(did you mean 'speaker'?)"));
+      contains(message_of([&] { tables("{files: " + a + ", where: {speaker: zoe}}"); }), "no row is left by `where` and `exclude`"));
+  EXPECT_TRUE(contains(message_of([&] { tables("{files: " + a + ", where: {speaksr: ann}}"); }), "(did you mean 'speaker'?)"));
   EXPECT_TRUE(contains(message_of([&] { tables("{where: {speaker: ann}}"); }), "no key 'files'"));
   EXPECT_TRUE(contains(message_of([&] { tables("{files: " + a + ", were: {}}"); }), "unknown key"));
 }

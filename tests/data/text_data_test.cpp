@@ -48,31 +48,27 @@ TEST_F(TextData, NumbersAsLabelsAreInNumericOrder) {
 TEST_F(TextData, ProblemsAreReportedTogether) {
   const std::string bad = "label,text\nneg,a\npos,\nneg,\xFF\npos,b,c\n,d\npos,\"  \"\npos,e\n";
   const std::string message = error(bad);
-  EXPECT_TRUE(
-      contains(message, "5 of 7 rows cannot be used (data.on_empty: skip and data.on_error: skip leaves them out)"));
+  EXPECT_TRUE(contains(message, "5 of 7 rows cannot be used (data.on_empty: skip and data.on_error: skip leaves them out)"));
   EXPECT_TRUE(contains(message, "train.csv:3: the text (column 'text') is empty"));
   EXPECT_TRUE(contains(message, "train.csv:4: not valid UTF-8"));
   EXPECT_TRUE(contains(message, "train.csv:5: got 3 fields, expected 2"));
   EXPECT_TRUE(contains(message, "train.csv:6: the label (column 'label') is empty"));
-  EXPECT_TRUE(
-      contains(error(bad, "on_error: skip"), "2 of 7 rows cannot be used (data.on_empty: skip leaves them out)"));
+  EXPECT_TRUE(contains(error(bad, "on_error: skip"), "2 of 7 rows cannot be used (data.on_empty: skip leaves them out)"));
   EXPECT_EQ(load_data(section(bad, "on_error: skip\non_empty: skip")).train->size(), 2);
 }
 
 TEST_F(TextData, UnknownLabels) {
   const std::string valid = "valid: " + dir.write("valid.csv", "label,text\npso,x\npos,y\n");
   const std::string message = error(kTrain, valid);
-  EXPECT_TRUE(contains(
-      message,
-      "valid.csv:2: label 'pso' does not occur in the training part, which has: neg, pos (did you mean 'pos'?)"));
+  EXPECT_TRUE(contains(message, "valid.csv:2: label 'pso' does not occur in the training part, which has: neg, pos (did you mean 'pos'?)"));
   EXPECT_EQ(load_data(section(kTrain, valid + "\non_unknown_label: skip")).valid->size(), 1);
 }
 
 TEST_F(TextData, ConfigMistakes) {
   EXPECT_TRUE(contains(error(kTrain, "max_lenght: 3"), "run.yaml:3: max_lenght: unknown key"));
   EXPECT_TRUE(contains(error(kTrain, "max_lenght: 3"), "(did you mean 'max_length'?)"));
-  EXPECT_TRUE(contains(error(kTrain, "columns: {text: txt}"),
-                       "train.csv:1: no column 'txt', the header has: label, text (did you mean 'text'?)"));
+  EXPECT_TRUE(
+      contains(error(kTrain, "columns: {text: txt}"), "train.csv:1: no column 'txt', the header has: label, text (did you mean 'text'?)"));
   EXPECT_TRUE(contains(error("label,text\na,x\na,y\n"), "got 1 different label ('a'), expected two or more"));
   EXPECT_TRUE(contains(message_of([] { load_data(ConfigNode::parse("type: txet", "run.yaml")); }),
                        "run.yaml:1: type: got 'txet', expected one of: audio, features, text (did you mean 'text'?)"));
@@ -106,21 +102,18 @@ TEST_F(TextData, SavedPreprocessorReadsRawText) {
   const DataSet again = load_data(ConfigNode::parse("type: text\ntest: " + test, "eval.yaml"), loaded);
   EXPECT_EQ(again.test->size(), 1);
   EXPECT_EQ(again.train, nullptr);
-  EXPECT_TRUE(
-      contains(message_of([&] { load_data(ConfigNode::parse("type: text\nmax_length: 9", "eval.yaml"), loaded); }),
-               "eval.yaml:2: max_length: got 9, but the data was prepared with 512"));
+  EXPECT_TRUE(contains(message_of([&] { load_data(ConfigNode::parse("type: text\nmax_length: 9", "eval.yaml"), loaded); }),
+                       "eval.yaml:2: max_length: got 9, but the data was prepared with 512"));
 }
 
 TEST_F(TextData, OtherFormatsAndLists) {
-  const std::string tsv = dir.write("a.tsv", "sentence\tclass\none \"two\tx\n"),
-                    more = dir.write("b.tsv", "class\tsentence\ny\tthree\n");
-  const DataSet set = load_data(ConfigNode::parse(
-      "type: text\ntrain: [" + tsv + ", " + more + "]\ncolumns: {text: sentence, label: class}", "y"));
+  const std::string tsv = dir.write("a.tsv", "sentence\tclass\none \"two\tx\n"), more = dir.write("b.tsv", "class\tsentence\ny\tthree\n");
+  const DataSet set =
+      load_data(ConfigNode::parse("type: text\ntrain: [" + tsv + ", " + more + "]\ncolumns: {text: sentence, label: class}", "y"));
   EXPECT_EQ(set.train->size(), 2);
   EXPECT_EQ(set.train->get(1, {}).label, 1);
   EXPECT_EQ(set.train->describe(1), more + ":2");
-  const std::string jsonl =
-      dir.write("c.jsonl", "{\"text\": \"a\", \"label\": true}\n{\"text\": \"b\", \"label\": false}\n");
+  const std::string jsonl = dir.write("c.jsonl", "{\"text\": \"a\", \"label\": true}\n{\"text\": \"b\", \"label\": false}\n");
   EXPECT_EQ(load_data(ConfigNode::parse("type: text\ntrain: " + jsonl, "y")).preprocessor->info().labels,
             (std::vector<std::string>{"false", "true"}));
 }

@@ -15,8 +15,7 @@ namespace {
 using Texts = std::vector<std::string>;
 using Ids = std::vector<i64>;
 
-const Texts kTexts{"the cat sat on the mat", "the Dog's cat didn't sit , it 's \xC3\xA9t\xC3\xA9!",
-                   "naïve \xE6\x97\xA5\xE6\x9C\xAC cat"};
+const Texts kTexts{"the cat sat on the mat", "the Dog's cat didn't sit , it 's \xC3\xA9t\xC3\xA9!", "naïve \xE6\x97\xA5\xE6\x9C\xAC cat"};
 
 TokenizerConfig config(const std::string& type) {
   TokenizerConfig c;
@@ -100,8 +99,7 @@ TEST(Tokenizer, SavedAndLoaded) {
     }
     const auto again = load_tokenizer(Hdf5File::open(dir / "t.h5"), "/tokenizer");
     EXPECT_EQ(again->vocab(), t->vocab()) << type;
-    for (std::uint64_t seed = 0; seed < 20; ++seed)
-      EXPECT_EQ(again->encode(random_text(seed)), t->encode(random_text(seed))) << type;
+    for (std::uint64_t seed = 0; seed < 20; ++seed) EXPECT_EQ(again->encode(random_text(seed)), t->encode(random_text(seed))) << type;
     for (const std::string& text : kTexts) EXPECT_EQ(again->encode(text), t->encode(text)) << type;
   }
 }
@@ -113,8 +111,7 @@ TEST(Tokenizer, Mistakes) {
   c = config("bpe");
   c.vocab = 100;
   EXPECT_TRUE(contains(message_of([&] { train_tokenizer(c, {}); }), "vocab: got 100, expected at least 259 for bpe"));
-  EXPECT_TRUE(contains(message_of([] { read_config<TokenizerConfig>(ConfigNode::parse("type: wrod", "y")); }),
-                       "(did you mean 'word'?)"));
+  EXPECT_TRUE(contains(message_of([] { read_config<TokenizerConfig>(ConfigNode::parse("type: wrod", "y")); }), "(did you mean 'word'?)"));
 }
 
 TEST(WordSplitter, WordsMarksApostrophesIdeographs) {
@@ -151,9 +148,7 @@ std::vector<BpeMerge> plain_bpe(const Texts& texts, i64 merges, i64 min_count) {
       return std::pair(names[static_cast<std::size_t>(m.first)], names[static_cast<std::size_t>(m.second)]);
     };
     for (const auto& [pair, count] : counts)
-      if (count >= min_count &&
-          (!best || count > counts[*best] || (count == counts[*best] && text(pair) < text(*best))))
-        best = &pair;
+      if (count >= min_count && (!best || count > counts[*best] || (count == counts[*best] && text(pair) < text(*best)))) best = &pair;
     if (!best) break;
     const BpeMerge merged = *best;
     out.push_back(merged);
@@ -170,8 +165,7 @@ std::vector<BpeMerge> plain_bpe(const Texts& texts, i64 merges, i64 min_count) {
 
 TEST(Bpe, MergesAsCountedAfresh) {
   Texts texts = kTexts;
-  for (std::uint64_t seed = 0; seed < 30; ++seed)
-    texts.push_back(random_text(seed) + " aaa aaaa banana bandana banana");
+  for (std::uint64_t seed = 0; seed < 30; ++seed) texts.push_back(random_text(seed) + " aaa aaaa banana bandana banana");
   EXPECT_EQ(train_bpe(texts, 120, 2), plain_bpe(texts, 120, 2));
 }
 
@@ -194,8 +188,7 @@ TEST(Bpe, TrainsInSeconds) {
     std::string text;
     for (std::uint64_t w = 0; w < 20; ++w) {
       auto word = static_cast<std::uint64_t>(std::pow(60000.0, key.uniform(i * 20 + w)));
-      for (word = RngKey(word).value() * 2654435761u + 12345; word > 20; word /= 26)
-        text += static_cast<char>('a' + word % 26);
+      for (word = RngKey(word).value() * 2654435761u + 12345; word > 20; word /= 26) text += static_cast<char>('a' + word % 26);
       text += ' ';
     }
     bytes += text.size();

@@ -57,9 +57,7 @@ Tensor mask_of(i64 N) {
   }
   return m;
 }
-bool on(const Tensor& mask, i64 b, i64 n) {
-  return mask.data<std::uint8_t>()[static_cast<std::size_t>(b * mask.dim(1) + n)] != 0;
-}
+bool on(const Tensor& mask, i64 b, i64 n) { return mask.data<std::uint8_t>()[static_cast<std::size_t>(b * mask.dim(1) + n)] != 0; }
 
 Tensor with_junk(const Tensor& x, const Tensor& mask, double junk) {
   Tensor out = x.clone();
@@ -133,8 +131,7 @@ TEST(PoolingLayer, AttentionIsASoftmaxOverRealRows) {
       for (int j = 0; j < 3; ++j) sum[static_cast<std::size_t>(j)] += std::exp(score) * row[j];
     }
     for (int j = 0; j < 3; ++j)
-      EXPECT_NEAR(y[static_cast<std::size_t>(b * 3 + j)], total > 0 ? sum[static_cast<std::size_t>(j)] / total : 0,
-                  1e-12)
+      EXPECT_NEAR(y[static_cast<std::size_t>(b * 3 + j)], total > 0 ? sum[static_cast<std::size_t>(j)] / total : 0, 1e-12)
           << "sample " << b;
   }
 }
@@ -144,9 +141,7 @@ TEST(PoolingLayer, PaddingIsInvisibleAndGradientsAreDerivatives) {
   const Tensor mask = mask_of(7), x = random_tensor({4, 7, 4}, 1);
   for (const std::string& kind : pooling_names()) {
     Pooling layer(kind, 4, RngKey(1));
-    EXPECT_EQ(gradcheck([&](const std::vector<Tensor>& in) { return layer.forward(in[0], mask); }, {x.clone()},
-                        layer.parameters()),
-              "")
+    EXPECT_EQ(gradcheck([&](const std::vector<Tensor>& in) { return layer.forward(in[0], mask); }, {x.clone()}, layer.parameters()), "")
         << kind;
     const Pooled clean = pool(layer, x, mask);
     for (double junk : {1e6, kNaN}) {
@@ -159,16 +154,14 @@ TEST(PoolingLayer, PaddingIsInvisibleAndGradientsAreDerivatives) {
 }
 
 TEST(PoolingLayer, NamesTheKindsItKnows) {
-  EXPECT_EQ(
-      message_of([] { Pooling("mxa", 4, RngKey(1)); }),
-      "pooling: got 'mxa', expected one of: mean, max, cls, last, attention" + did_you_mean("mxa", pooling_names()));
+  EXPECT_EQ(message_of([] { Pooling("mxa", 4, RngKey(1)); }),
+            "pooling: got 'mxa', expected one of: mean, max, cls, last, attention" + did_you_mean("mxa", pooling_names()));
 }
 
 double dot_rows(const Tensor& x, i64 n, const Tensor& y, i64 m) {
   const i64 d = x.dim(3);
   double s = 0;
-  for (i64 c = 0; c < d; ++c)
-    s += x.to_vector()[static_cast<std::size_t>(n * d + c)] * y.to_vector()[static_cast<std::size_t>(m * d + c)];
+  for (i64 c = 0; c < d; ++c) s += x.to_vector()[static_cast<std::size_t>(n * d + c)] * y.to_vector()[static_cast<std::size_t>(m * d + c)];
   return s;
 }
 
@@ -181,10 +174,8 @@ TEST(RotaryPositions, KeepLengthsAndSeeDistancesOnly) {
   for (i64 n = 0; n < N; ++n) EXPECT_NEAR(dot_rows(a, n, a, n), dot_rows(q, n, q, n), 1e-12);
   for (i64 n = 0; n + 3 < N; ++n) EXPECT_NEAR(dot_rows(a, n, b, n + 3), dot_rows(a, 0, b, 3), 1e-12);
   EXPECT_GT(std::abs(dot_rows(a, 0, b, 3) - dot_rows(a, 3, b, 0)), 1e-3) << "the direction counts";
-  EXPECT_NEAR(a.to_vector()[static_cast<std::size_t>(2 * d)],
-              q.to_vector()[0] * std::cos(2.0) - q.to_vector()[3] * std::sin(2.0), 1e-12);
-  EXPECT_EQ(gradcheck([](const std::vector<Tensor>& in) { return rotary(in[0]); }, {random_tensor({2, 2, 3, 4}, 3)}),
-            "");
+  EXPECT_NEAR(a.to_vector()[static_cast<std::size_t>(2 * d)], q.to_vector()[0] * std::cos(2.0) - q.to_vector()[3] * std::sin(2.0), 1e-12);
+  EXPECT_EQ(gradcheck([](const std::vector<Tensor>& in) { return rotary(in[0]); }, {random_tensor({2, 2, 3, 4}, 3)}), "");
   EXPECT_EQ(message_of([] { rotary(random_tensor({1, 1, 2, 3}, 1)); }), "[rotary] needs an even head size, got 3");
 }
 
@@ -197,8 +188,7 @@ TEST(FixedPositions, AreSinesAndCosines) {
     for (i64 n = 0; n < 12; ++n)
       for (i64 i = 0; i < 5; ++i) {
         const double angle = static_cast<double>(n) / std::pow(10000.0, static_cast<double>(i - i % 2) / 5);
-        EXPECT_NEAR(y[static_cast<std::size_t>((b * 12 + n) * 5 + i)], i % 2 ? std::cos(angle) : std::sin(angle),
-                    1e-12);
+        EXPECT_NEAR(y[static_cast<std::size_t>((b * 12 + n) * 5 + i)], i % 2 ? std::cos(angle) : std::sin(angle), 1e-12);
       }
   EXPECT_EQ(message_of([&] {
               layer.forward(Tensor::zeros({1, 21, 5}, DType::F64));
@@ -212,9 +202,7 @@ TEST(LearnedPositions, AreRowsOfTheTable) {
   ASSERT_EQ(layer.parameters().size(), 1u);
   const Tensor x = random_tensor({2, 5, 3}, 1), y = layer.forward(x);
   EXPECT_LE(difference(ops::sub(y, x).slice(0, 1, 2).view({5, 3}), layer.parameters()[0]->value.slice(0, 0, 5)), 1e-15);
-  EXPECT_EQ(
-      gradcheck([&](const std::vector<Tensor>& in) { return layer.forward(in[0]); }, {x.clone()}, layer.parameters()),
-      "");
+  EXPECT_EQ(gradcheck([&](const std::vector<Tensor>& in) { return layer.forward(in[0]); }, {x.clone()}, layer.parameters()), "");
 }
 
 struct ConvCase {
@@ -223,8 +211,8 @@ struct ConvCase {
 };
 
 // Taps outside the sequence and on padded rows read 0.
-double conv_value(const ConvCase& c, const std::vector<double>& x, const Tensor& mask, const std::vector<double>& w,
-                  i64 b, i64 n, i64 o, i64 Ci, i64 Co) {
+double conv_value(const ConvCase& c, const std::vector<double>& x, const Tensor& mask, const std::vector<double>& w, i64 b, i64 n, i64 o,
+                  i64 Ci, i64 Co) {
   const i64 reach = c.o.dilation * (c.o.kernel - 1), before = c.o.causal ? reach : reach / 2, share = Ci / c.o.groups;
   double sum = 0;
   for (i64 t = 0; t < c.o.kernel; ++t) {
@@ -262,15 +250,12 @@ TEST(Conv1dLayer, MatchesLoopsAndKeepsPaddingZero) {
       for (i64 n = 0; n < n_out; ++n) {
         EXPECT_EQ(on(short_mask, b, n), on(mask, b, n * c.o.stride));
         for (i64 o = 0; o < 6; ++o) {
-          const double want = on(short_mask, b, n) ? bias[static_cast<std::size_t>(o)] +
-                                                         conv_value(c, x.to_vector(), mask, w, b, n, o, 4, 6)
-                                                   : 0;
+          const double want =
+              on(short_mask, b, n) ? bias[static_cast<std::size_t>(o)] + conv_value(c, x.to_vector(), mask, w, b, n, o, 4, 6) : 0;
           EXPECT_NEAR(got[static_cast<std::size_t>((b * n_out + n) * 6 + o)], want, 1e-12);
         }
       }
-    EXPECT_EQ(gradcheck([&](const std::vector<Tensor>& in) { return layer.forward(in[0], mask); }, {x.clone()},
-                        layer.parameters()),
-              "");
+    EXPECT_EQ(gradcheck([&](const std::vector<Tensor>& in) { return layer.forward(in[0], mask); }, {x.clone()}, layer.parameters()), "");
   }
 }
 
@@ -293,8 +278,7 @@ TEST(NormLayer, NormalisesRows) {
     }
     for (const Parameter* p : layer.parameters()) EXPECT_FALSE(p->decay) << p->name;
   }
-  EXPECT_EQ(message_of([] { Norm("batch", 4, 1e-5, RngKey(1)); }),
-            "norm: got 'batch', expected one of: layer_norm, rms_norm");
+  EXPECT_EQ(message_of([] { Norm("batch", 4, 1e-5, RngKey(1)); }), "norm: got 'batch', expected one of: layer_norm, rms_norm");
 }
 
 TEST(FeedForwardLayer, GradientsAreDerivatives) {
@@ -304,17 +288,13 @@ TEST(FeedForwardLayer, GradientsAreDerivatives) {
   for (const std::string& name : names) {
     FeedForward layer(4, 5, name, 0.3, RngKey(1));
     for (bool training : {false, true})
-      EXPECT_EQ(gradcheck(
-                    [&](const std::vector<Tensor>& in) {
-                      return layer.forward(in[0], {.training = training, .key = RngKey(2)});
-                    },
-                    {random_tensor({2, 3, 4}, 1)}, layer.parameters()),
+      EXPECT_EQ(gradcheck([&](const std::vector<Tensor>& in) { return layer.forward(in[0], {.training = training, .key = RngKey(2)}); },
+                          {random_tensor({2, 3, 4}, 1)}, layer.parameters()),
                 "")
           << name;
     EXPECT_EQ(layer.parameters().size(), name == "swiglu" ? 6u : 4u);
   }
-  EXPECT_NE(message_of([] { FeedForward(4, 4, "gleu", 0, RngKey(1)); }).find("(did you mean 'gelu'?)"),
-            std::string::npos);
+  EXPECT_NE(message_of([] { FeedForward(4, 4, "gleu", 0, RngKey(1)); }).find("(did you mean 'gelu'?)"), std::string::npos);
 }
 
 // Paths follow the order of declaration; buffers are apart.
@@ -334,9 +314,8 @@ TEST(Modules, NameWhatTheyOwn) {
   std::vector<std::string> parameters, buffers;
   for (const Parameter* p : tree.parameters()) parameters.push_back(p->name);
   for (const auto& b : tree.buffers()) buffers.push_back(b.path);
-  EXPECT_EQ(parameters, (std::vector<std::string>{"left.first", "left.inner.weight", "left.inner.bias", "left.last",
-                                                  "blocks.1.first", "blocks.1.inner.weight", "blocks.1.inner.bias",
-                                                  "blocks.1.last"}));
+  EXPECT_EQ(parameters, (std::vector<std::string>{"left.first", "left.inner.weight", "left.inner.bias", "left.last", "blocks.1.first",
+                                                  "blocks.1.inner.weight", "blocks.1.inner.bias", "blocks.1.last"}));
   EXPECT_EQ(buffers, (std::vector<std::string>{"left.fixed", "blocks.1.fixed"}));
   EXPECT_EQ(tree.parameters()[0], &tree.left->first.parameter());
   EXPECT_EQ(tree.buffers()[1].tensor, &tree.right->fixed.value());

@@ -27,12 +27,7 @@ class EncoderClassifier : public testing::Test {  // the models are tiny: one th
 };
 
 DataInfo data_of(Input input, Target target, i64 max_length = 12) {
-  DataInfo d{.input = input,
-             .target = target,
-             .vocab = 11,
-             .feature_dim = 5,
-             .max_length = max_length,
-             .labels = {"a", "b", "c"}};
+  DataInfo d{.input = input, .target = target, .vocab = 11, .feature_dim = 5, .max_length = max_length, .labels = {"a", "b", "c"}};
   if (input == Input::Tokens)
     d.feature_dim = 0;
   else
@@ -49,8 +44,7 @@ Batch batch_of(const DataInfo& data, std::vector<i64> lengths, i64 width) {
     b.tokens = Tensor::zeros({B, width}, DType::I64);
   else
     b.features = Tensor::zeros({B, width, data.feature_dim});
-  b.labels = Tensor::full(data.target == Target::Sequence ? Shape{B} : Shape{B, width},
-                          static_cast<double>(kIgnoreLabel), DType::I64);
+  b.labels = Tensor::full(data.target == Target::Sequence ? Shape{B} : Shape{B, width}, static_cast<double>(kIgnoreLabel), DType::I64);
   for (i64 s = 0; s < B; ++s) {
     const RngKey key = RngKey(17).fold_in(static_cast<std::uint64_t>(s));
     b.rows.push_back(100 + 7 * s);
@@ -61,8 +55,7 @@ Batch batch_of(const DataInfo& data, std::vector<i64> lengths, i64 width) {
       for (i64 f = 0; f < data.feature_dim; ++f)
         b.features.mut_ptr<float>()[(s * width + n) * data.feature_dim + f] =
             static_cast<float>(key.normal(i * 64 + static_cast<std::uint64_t>(f)));
-      if (data.target == Target::Frame)
-        b.labels.mut_ptr<i64>()[s * width + n] = static_cast<i64>(key.below(1000 + i, 3));
+      if (data.target == Target::Frame) b.labels.mut_ptr<i64>()[s * width + n] = static_cast<i64>(key.below(1000 + i, 3));
     }
     if (data.target == Target::Sequence) b.labels.mut_ptr<i64>()[s] = s % 3;
   }
@@ -77,9 +70,7 @@ ConfigNode config_of(const std::string& keys) {
   return out;
 }
 
-std::unique_ptr<Model> model_of(const std::string& keys, const DataInfo& data) {
-  return build_model(config_of(keys), data, RngKey(1));
-}
+std::unique_ptr<Model> model_of(const std::string& keys, const DataInfo& data) { return build_model(config_of(keys), data, RngKey(1)); }
 
 double difference(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape()) return INFINITY;
@@ -92,9 +83,7 @@ double difference(const Tensor& a, const Tensor& b) {
   return worst;
 }
 
-Ctx training(const Batch& b, std::uint64_t step = 1) {
-  return {.training = true, .key = RngKey(3).fold_in(step), .rows = b.rows};
-}
+Ctx training(const Batch& b, std::uint64_t step = 1) { return {.training = true, .key = RngKey(3).fold_in(step), .rows = b.rows}; }
 
 void backward(Model& model, const Batch& batch, const Ctx& ctx, double factor = 1) {
   Tape tape;
@@ -277,8 +266,7 @@ TEST_F(EncoderClassifier, LossesAddUpOverMicroBatches) {
     EXPECT_EQ(out.loss.count, count);
     backward(*whole, all, training(all));
     for (std::size_t i = 0; i < whole->parameters().size(); ++i)
-      EXPECT_LE(difference(whole->parameters()[i]->grad, parts->parameters()[i]->grad), 1e-4)
-          << whole->parameters()[i]->name;
+      EXPECT_LE(difference(whole->parameters()[i]->grad, parts->parameters()[i]->grad), 1e-4) << whole->parameters()[i]->name;
   }
 }
 
@@ -296,16 +284,14 @@ TEST_F(EncoderClassifier, EvaluationIgnoresTrainingOnlyKeys) {
 
 // Loss a label after some steps of AdamW on one batch.
 double overfit(const std::string& keys, const DataInfo& data, int steps) {
-  const auto model = build_model(
-      ConfigNode::parse("{dim: 16, layers: 1, heads: 2, dropout: 0, " + keys + "}", "run.yaml"), data, RngKey(1));
+  const auto model =
+      build_model(ConfigNode::parse("{dim: 16, layers: 1, heads: 2, dropout: 0, " + keys + "}", "run.yaml"), data, RngKey(1));
   const auto parameters = model->parameters();
-  const auto optimizer =
-      build_optimizer(ConfigNode::parse("{type: adamw, lr: 0.02, weight_decay: 0}", "run.yaml"), parameters);
+  const auto optimizer = build_optimizer(ConfigNode::parse("{type: adamw, lr: 0.02, weight_decay: 0}", "run.yaml"), parameters);
   const Batch batch = batch_of(data, {8, 5, 8, 3, 6, 7}, 8);
   for (int step = 1; step <= steps; ++step) {
     zero_grad(parameters);
-    backward(*model, batch, training(batch, static_cast<std::uint64_t>(step)),
-             data.target == Target::Sequence ? 1 / 6.0 : 1 / 37.0);
+    backward(*model, batch, training(batch, static_cast<std::uint64_t>(step)), data.target == Target::Sequence ? 1 / 6.0 : 1 / 37.0);
     optimizer->step(0.02, step);
   }
   const Output out = model->forward(batch, {});
@@ -314,9 +300,8 @@ double overfit(const std::string& keys, const DataInfo& data, int steps) {
 
 TEST_F(EncoderClassifier, LearnsOneBatchByHeart) {
   for (const std::string attention :
-       {"{type: full}", "{type: local, window: 2}", "{type: linear_transformer}", "{type: synthesizer}",
-        "{type: synthesizer, kind: dense}", "{type: sinkhorn, block_size: 3}",
-        "{type: hybrid, heads: [{type: full}, {type: local, window: 1}]}"})
+       {"{type: full}", "{type: local, window: 2}", "{type: linear_transformer}", "{type: synthesizer}", "{type: synthesizer, kind: dense}",
+        "{type: sinkhorn, block_size: 3}", "{type: hybrid, heads: [{type: full}, {type: local, window: 1}]}"})
     EXPECT_LT(overfit("attention: " + attention, data_of(Input::Tokens, Target::Sequence), 40), 0.05) << attention;
   EXPECT_LT(overfit("", data_of(Input::Features, Target::Sequence), 40), 0.05);
   EXPECT_LT(overfit("", data_of(Input::Features, Target::Frame), 120), 0.05);
@@ -338,13 +323,10 @@ TEST_F(EncoderClassifier, SaysWhatIsWrong) {
   const auto says = [](const std::string& said, const std::string& part) {
     EXPECT_NE(said.find(part), std::string::npos) << "said '" << said << "', not '" << part << "'";
   };
-  says(refusal("model: {dim: 10, heads: 4}", data),
-       "model.dim: got 10, expected a multiple of model.heads (4); or set model.head_dim");
+  says(refusal("model: {dim: 10, heads: 4}", data), "model.dim: got 10, expected a multiple of model.heads (4); or set model.head_dim");
   EXPECT_EQ(refusal("model: {dim: 10, heads: 4, head_dim: 4}", data), "");
-  says(refusal("model: {dim: 6, heads: 2, positions: rotary}", data),
-       "model.positions: rotary needs an even head size, got 3");
-  says(refusal("model: {class_weights: [1, 2]}", data),
-       "model.class_weights: got 2 values, the data has 3 classes: a, b, c");
+  says(refusal("model: {dim: 6, heads: 2, positions: rotary}", data), "model.positions: rotary needs an even head size, got 3");
+  says(refusal("model: {class_weights: [1, 2]}", data), "model.class_weights: got 2 values, the data has 3 classes: a, b, c");
   says(refusal("model: {stem: {layers: 1, stride: 2}}", frames),
        "model.stem.stride: more than 1 needs stem.layers > 0 and one label a sequence");
   says(refusal("model: {stem: {stride: 2}}", data), "model.stem.stride: more than 1 needs");
@@ -355,17 +337,13 @@ TEST_F(EncoderClassifier, SaysWhatIsWrong) {
   says(refusal("model:\n  layers: 2\n  attention:\n    - {type: full}\n    - {type: local, windo: 3}", data),
        "run.yaml:5: model.attention[1].windo");
   says(refusal("model:\n  attention: {type: local,\n    windo: 3}", data), "(did you mean 'window'?)");
-  says(refusal(
-           "model:\n  heads: 2\n  attention:\n    type: hybrid\n    heads:\n      - {type: full}\n      - {type: locl}",
-           data),
+  says(refusal("model:\n  heads: 2\n  attention:\n    type: hybrid\n    heads:\n      - {type: full}\n      - {type: locl}", data),
        "run.yaml:7: model.attention.heads[1].type: got 'locl'");
   says(refusal("model:\n  dimm: 8", data), "run.yaml:2: model.dimm");
-  says(refusal("model:\n  pooling: men", data),
-       "run.yaml:2: model.pooling: got 'men', expected one of: mean, max, cls, last, attention");
+  says(refusal("model:\n  pooling: men", data), "run.yaml:2: model.pooling: got 'men', expected one of: mean, max, cls, last, attention");
   says(refusal("model: {type: encoder_classifer}", data), "(did you mean 'encoder_classifier'?)");
   says(refusal("model: {dropout: 1.5}", data), "model.dropout: got 1.5, expected 0 to 0.95");
-  says(refusal("model: {causal: true, heads: 2, attention: {type: sinkhorn, sortcut: 1}}", data),
-       "sortcut has no causal form");
+  says(refusal("model: {causal: true, heads: 2, attention: {type: sinkhorn, sortcut: 1}}", data), "sortcut has no causal form");
   DataInfo one = data;
   one.labels = {"a"};
   says(refusal("model: {}", one), "data: the training part has 1 label(s), a classifier needs at least 2");

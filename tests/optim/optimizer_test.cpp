@@ -25,8 +25,10 @@ void set_grad(Parameter& p, int step) {
 
 ConfigNode config(const std::string& yaml) { return ConfigNode::parse(yaml, "test.yaml"); }
 
-// Runs five steps of an optimizer and of a plain loop in double; `rule(w, g, t)` gives the new weight of one element and keeps its own state.
-template <class Rule> void expect_follows(const std::string& yaml, bool decay, Rule make_rule) {
+// Runs five steps of an optimizer and of a plain loop in double; `rule(w, g, t)` gives the new weight of one element and keeps its own
+// state.
+template <class Rule>
+void expect_follows(const std::string& yaml, bool decay, Rule make_rule) {
   Parameter p = parameter("w", {7, 5}, decay);
   Parameter* all[] = {&p};
   const auto optimizer = build_optimizer(config(yaml), all);
@@ -45,7 +47,8 @@ template <class Rule> void expect_follows(const std::string& yaml, bool decay, R
 using V = std::vector<double>;
 
 TEST(Optimizer, SgdFollowsItsFormula) {
-  expect_follows("{type: sgd, momentum: 0}", true, [](std::size_t) { return [](std::size_t, double w, double g, int t) { return w - 0.1 / t * g; }; });
+  expect_follows("{type: sgd, momentum: 0}", true,
+                 [](std::size_t) { return [](std::size_t, double w, double g, int t) { return w - 0.1 / t * g; }; });
   expect_follows("{type: sgd, momentum: 0.9, weight_decay: 0.3}", true, [](std::size_t n) {
     return [m = V(n)](std::size_t i, double w, double g, int t) mutable { return w - 0.1 / t * (m[i] = 0.9 * m[i] + g + 0.3 * w); };
   });
@@ -60,20 +63,21 @@ TEST(Optimizer, SgdFollowsItsFormula) {
 TEST(Optimizer, AdamAndAdamWFollowTheirFormulas) {
   for (const bool decoupled : {false, true})
     for (const bool decay : {false, true})
-      expect_follows(decoupled ? "{type: adamw, betas: [0.8, 0.95], weight_decay: 0.2}" : "{type: adam, betas: [0.8, 0.95], weight_decay: 0.2}", decay,
-                     [=](std::size_t n) {
-                       return [=, m = V(n), v = V(n)](std::size_t i, double w, double g, int t) mutable {
-                         const double lr = 0.1 / t, wd = decay ? 0.2 : 0.0;
-                         if (!decoupled) g += wd * w;
-                         m[i] = 0.8 * m[i] + 0.2 * g;
-                         v[i] = 0.95 * v[i] + 0.05 * g * g;
-                         const double step = lr * (m[i] / (1 - std::pow(0.8, t))) / (std::sqrt(v[i] / (1 - std::pow(0.95, t))) + 1e-8);
-                         return w - step - (decoupled ? lr * wd * w : 0);
-                       };
-                     });
+      expect_follows(
+          decoupled ? "{type: adamw, betas: [0.8, 0.95], weight_decay: 0.2}" : "{type: adam, betas: [0.8, 0.95], weight_decay: 0.2}", decay,
+          [=](std::size_t n) {
+            return [=, m = V(n), v = V(n)](std::size_t i, double w, double g, int t) mutable {
+              const double lr = 0.1 / t, wd = decay ? 0.2 : 0.0;
+              if (!decoupled) g += wd * w;
+              m[i] = 0.8 * m[i] + 0.2 * g;
+              v[i] = 0.95 * v[i] + 0.05 * g * g;
+              const double step = lr * (m[i] / (1 - std::pow(0.8, t))) / (std::sqrt(v[i] / (1 - std::pow(0.95, t))) + 1e-8);
+              return w - step - (decoupled ? lr * wd * w : 0);
+            };
+          });
 }
 
-TEST(Optimizer, FirstAdamWStepByHand) {   // m / (1 - b1) = g and v / (1 - b2) = g^2: a step of lr against the sign
+TEST(Optimizer, FirstAdamWStepByHand) {  // m / (1 - b1) = g and v / (1 - b2) = g^2: a step of lr against the sign
   Parameter p = parameter("w", {2});
   p.value = Tensor::from<float>({1.0f, -2.0f}, {2});
   p.grad = Tensor::from<float>({0.5f, -4.0f}, {2});
@@ -197,13 +201,13 @@ TEST(Ema, AveragesAndSwaps) {
   Parameter* all[] = {&p};
   Ema ema(all, 0.5);
   p.value.fill(11);
-  ema.update(1);                                  // memory (1 + 1) / (10 + 1)
+  ema.update(1);  // memory (1 + 1) / (10 + 1)
   {
     const EmaScope averaged(&ema);
     EXPECT_NEAR(p.value.item(), 11 * 9.0 / 11, 1e-5);
   }
   EXPECT_EQ(p.value.item(), 11);
-  ema.update(1000);                               // memory 0.5
+  ema.update(1000);  // memory 0.5
   ema.visit([](const std::string& name, Tensor& t) {
     EXPECT_EQ(name, "p");
     EXPECT_NEAR(t.item(), 10, 1e-5);
@@ -220,11 +224,14 @@ TEST(OptimizerConfig, ErrorsAndDefaults) {
     return "";
   };
   EXPECT_EQ(message("{type: adam, lr: 0.1}"), "");
-  EXPECT_EQ(message("{type: adamv}"), "run.yaml:1: optim.type: got 'adamv', expected one of: adafactor, adam, adamw, lion, sgd (did you mean 'adam'?)");
-  EXPECT_EQ(message("{type: sgd, momentm: 0.1}"),
-            "run.yaml:1: optim.momentm: unknown key, expected one of: type, lr, momentum, nesterov, weight_decay (did you mean 'momentum'?)");
+  EXPECT_EQ(message("{type: adamv}"),
+            "run.yaml:1: optim.type: got 'adamv', expected one of: adafactor, adam, adamw, lion, sgd (did you mean 'adam'?)");
+  EXPECT_EQ(
+      message("{type: sgd, momentm: 0.1}"),
+      "run.yaml:1: optim.momentm: unknown key, expected one of: type, lr, momentum, nesterov, weight_decay (did you mean 'momentum'?)");
   EXPECT_EQ(message("{lr: -1}"), "run.yaml:1: optim.lr: got -1, expected above 0");
-  EXPECT_EQ(resolve_optimizer_config(ConfigNode()).json(), R"({"type": "adamw", "lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.01})");
+  EXPECT_EQ(resolve_optimizer_config(ConfigNode()).json(),
+            R"({"type": "adamw", "lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.01})");
 }
 
 }  // namespace

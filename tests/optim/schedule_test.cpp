@@ -52,8 +52,8 @@ TEST(Schedule, PlateauHalvesAfterPatience) {
   };
   EXPECT_EQ(s->factor(50, m), 1);
   EXPECT_EQ(after(0.5), 1);
-  EXPECT_EQ(after(0.505), 1);    // no progress, waited for
-  EXPECT_EQ(after(0.5), 0.5);    // patience is over
+  EXPECT_EQ(after(0.505), 1);  // no progress, waited for
+  EXPECT_EQ(after(0.5), 0.5);  // patience is over
   EXPECT_EQ(after(0.7), 0.5);
   EXPECT_EQ(after(0.7), 0.5);
   EXPECT_EQ(after(0.7), 0.25);

@@ -9,7 +9,8 @@ namespace {
 struct AverageConfig {
   double scale = 1;
 };
-template <class V> void visit_fields(V& v, AverageConfig& c) {
+template <class V>
+void visit_fields(V& v, AverageConfig& c) {
   v("scale", c.scale, above(0), "factor of the mean");
 }
 
@@ -33,13 +34,13 @@ class Average final : public AttentionCore {
   }
 
   Tensor attend(const AttentionInput& in, const Ctx&) const override {
-    const Shape rows{in.v.dim(0), 1, in.v.dim(2), 1};   // [B, 1, N, 1], 1 = real token
+    const Shape rows{in.v.dim(0), 1, in.v.dim(2), 1};  // [B, 1, N, 1], 1 = real token
     const Tensor real = in.mask.defined() ? in.mask.view(rows).to(in.v.dtype()) : Tensor::full(rows, 1, in.v.dtype());
     const Tensor v = ops::mul(in.v, real);
     const Tensor sum = causal_ ? ops::cumsum(v, 2) : ops::sum(v, {2}, true);
     const Tensor count = causal_ ? ops::cumsum(real, 2) : ops::sum(real, {2}, true);
     const Tensor mean = ops::div(ops::scale(sum, config_.scale), ops::maximum(count, Tensor::scalar(1, in.v.dtype())));
-    return ops::mul(mean, real);   // padded rows are exactly 0
+    return ops::mul(mean, real);  // padded rows are exactly 0
   }
 
  private:

@@ -17,8 +17,7 @@ int main() {
     info.max_length = 6;
     info.labels = {"no", "yes"};
     std::vector<Sample> samples(8);
-    for (i64 i = 0; i < 8; ++i)
-      samples[static_cast<std::size_t>(i)] = {.tokens = {3 + i, 5 + i % 2, 4, 7}, .label = i % 2};
+    for (i64 i = 0; i < 8; ++i) samples[static_cast<std::size_t>(i)] = {.tokens = {3 + i, 5 + i % 2, 4, 7}, .label = i % 2};
     const Batch batch = collate(samples, {0, 1, 2, 3, 4, 5, 6, 7}, info);
     const ConfigNode config = ConfigNode::parse(
         "{type: encoder_classifier, dim: 16, layers: 1, heads: 4, dropout: 0, attention: {type: hybrid, heads: [{type: "
@@ -26,8 +25,7 @@ int main() {
         "config");
     const std::unique_ptr<Model> model = build_model(config, info, RngKey(1));
     std::vector<Parameter*> parameters = model->parameters();
-    const std::unique_ptr<Optimizer> optimizer =
-        build_optimizer(ConfigNode::parse("{type: adamw, lr: 0.01}", "optim"), parameters);
+    const std::unique_ptr<Optimizer> optimizer = build_optimizer(ConfigNode::parse("{type: adamw, lr: 0.01}", "optim"), parameters);
     double first = 0, last = 0;
     for (i64 step = 1; step <= 20; ++step) {
       Tape tape;

@@ -58,7 +58,7 @@ TEST(Checkpoint, SaveLoadSaveIsTheSame) {
   EXPECT_TRUE(b.state.finished);
   EXPECT_EQ(file.config()["seed"].text(), "7");
   EXPECT_EQ(file.build(), build_version());
-  for (const auto& entry : fs::directory_iterator(dir.str())) EXPECT_EQ(entry.path().filename(), "a.h5");   // no temporary is left
+  for (const auto& entry : fs::directory_iterator(dir.str())) EXPECT_EQ(entry.path().filename(), "a.h5");  // no temporary is left
 }
 
 TEST(Checkpoint, TheBestWeightsAreTheAverage) {
@@ -98,7 +98,7 @@ TEST(Checkpoint, AnyDamagedByteIsNoticed) {
   save_checkpoint(dir / "a.h5", a.content());
   const std::string good = bytes_of(dir / "a.h5");
   ASSERT_GT(good.size(), 2000u);
-  for (std::size_t at = 0; at < good.size(); at = at < 49 ? at + 1 : at < 512 ? 512 : at + good.size() / 97) {   // 50 to 511 hold nothing
+  for (std::size_t at = 0; at < good.size(); at = at < 49 ? at + 1 : at < 512 ? 512 : at + good.size() / 97) {  // 50 to 511 hold nothing
     std::ofstream(dir / "b.h5", std::ios::binary) << good;
     damage(dir / "b.h5", at);
     EXPECT_TRUE(contains(message_of([&] { Checkpoint file(dir / "b.h5"); }), "b.h5: is")) << "byte " << at;
@@ -112,7 +112,10 @@ TEST(Checkpoint, AnyDamagedByteIsNoticed) {
 
 TEST(Checkpoint, AnotherFormatIsRefused) {
   const TempDir dir;
-  save_checked(dir / "new.h5", [](Hdf5File& f) { f.write_attribute("/", "format", i64{99}); f.write_attribute("/", "config", "{}"); });
+  save_checked(dir / "new.h5", [](Hdf5File& f) {
+    f.write_attribute("/", "format", i64{99});
+    f.write_attribute("/", "config", "{}");
+  });
   EXPECT_TRUE(contains(message_of([&] { Checkpoint file(dir / "new.h5"); }), "new.h5: has format 99, this program ("));
   save_checked(dir / "none.h5", [](Hdf5File& f) { f.write("/x", Tensor::zeros({1})); });
   EXPECT_TRUE(contains(message_of([&] { Checkpoint file(dir / "none.h5"); }), "is not a checkpoint"));
@@ -136,7 +139,7 @@ TEST(LastCheckpoint, ADamagedOneFallsBackToThePrevious) {
   EXPECT_TRUE(contains(r.warning, "last.h5: is damaged"));
   EXPECT_TRUE(contains(r.warning, "using " + dir / "previous.h5"));
   EXPECT_TRUE(fs::exists(dir / "last.h5.damaged"));
-  EXPECT_EQ(open_last(dir.str()).checkpoint->state().step, 1);   // last.h5 is good again
+  EXPECT_EQ(open_last(dir.str()).checkpoint->state().step, 1);  // last.h5 is good again
   fs::remove(dir / "last.h5");
   EXPECT_EQ(open_last(dir.str()).checkpoint->state().step, 1);
   damage(dir / "last.h5", 3000);

@@ -10,7 +10,7 @@
 namespace tapeformer {
 namespace {
 
-Metrics example() {   // labels 0 0 0 1 1 2, predictions 0 0 1 1 1 0
+Metrics example() {  // labels 0 0 0 1 1 2, predictions 0 0 1 1 1 0
   Metrics m(4);
   const auto row = [](i64 c) { return std::vector<float>{c == 0 ? 2.f : 0, c == 1 ? 2.f : 0, c == 2 ? 2.f : 0, -1}; };
   std::vector<float> logits;
@@ -36,7 +36,7 @@ TEST(Metrics, NumbersByHand) {
   EXPECT_DOUBLE_EQ(m.of_class(1).f1, 0.8);
   EXPECT_DOUBLE_EQ(m.of_class(2).f1, 0);
   EXPECT_EQ(m.of_class(3).support, 0);
-  EXPECT_DOUBLE_EQ(m.macro_f1(), (2.0 / 3 + 0.8 + 0) / 3);   // class 3 occurs nowhere
+  EXPECT_DOUBLE_EQ(m.macro_f1(), (2.0 / 3 + 0.8 + 0) / 3);  // class 3 occurs nowhere
   EXPECT_DOUBLE_EQ(m.score("loss"), -0.5);
   EXPECT_DOUBLE_EQ(m.value("macro_f1"), m.macro_f1());
 }

@@ -52,7 +52,8 @@ TEST(RunDirectory, WritesNumbersThatReadBackExactly) {
   RunDirectory run(dir / "run");
   run.open_metrics({});
   run.write(StepReport{.step = 1, .loss = 0.1 + 0.2, .lr = 1e-3, .grad_norm = 2, .tokens = 7, .extra_losses = {{"commit", 0.5}}});
-  EXPECT_EQ(text_of(run.file("steps.jsonl")), "{\"step\": 1, \"loss\": 0.30000000000000004, \"lr\": 0.001, \"grad_norm\": 2, \"tokens\": 7, \"commit\": 0.5}\n");
+  EXPECT_EQ(text_of(run.file("steps.jsonl")),
+            "{\"step\": 1, \"loss\": 0.30000000000000004, \"lr\": 0.001, \"grad_norm\": 2, \"tokens\": 7, \"commit\": 0.5}\n");
 }
 
 }  // namespace

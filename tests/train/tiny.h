@@ -46,14 +46,17 @@ inline DataInfo info() {
 
 struct Options {
   double dropout = 0.3;
-  bool extras = false;                   // adds a loss of its own and a buffer that counts rows
+  bool extras = false;  // adds a loss of its own and a buffer that counts rows
 };
 
 class Net final : public Model {
  public:
   explicit Net(const Options& o = {}, std::uint64_t seed = 1)
-      : o_(o), table_(this, "embed.table", {6, 8}, Init::normal(1), RngKey(seed)), weight_(this, "head.weight", {8, 2}, Init::fan_in(8), RngKey(seed)),
-        bias_(this, "head.bias", {2}, Init::zeros(), RngKey(seed), false), seen_(this, "seen", Tensor::zeros({1})) {}
+      : o_(o),
+        table_(this, "embed.table", {6, 8}, Init::normal(1), RngKey(seed)),
+        weight_(this, "head.weight", {8, 2}, Init::fan_in(8), RngKey(seed)),
+        bias_(this, "head.bias", {2}, Init::zeros(), RngKey(seed), false),
+        seen_(this, "seen", Tensor::zeros({1})) {}
 
   Output forward(const Batch& b, const Ctx& ctx) const override {
     Tensor x = ops::mask_rows(ops::embedding(table_.get(), b.tokens), b.mask);
@@ -80,16 +83,24 @@ class Net final : public Model {
   mutable Buffer seen_;
 };
 
-struct Training {                             // everything of a run
-  Training(const TrainConfig& c, const std::string& optim, const std::string& schedule_, const Options& o = {}, i64 samples = 41, bool with_valid = true)
-      : config(c), train(samples), valid(19, 6), model(o), parameters(model.parameters()), data_info(info()),
-        optimizer(build_optimizer(ConfigNode::parse(optim, "o"), parameters)), schedule(build_schedule(ConfigNode::parse(schedule_, "s"), 40)) {
+struct Training {  // everything of a run
+  Training(const TrainConfig& c, const std::string& optim, const std::string& schedule_, const Options& o = {}, i64 samples = 41,
+           bool with_valid = true)
+      : config(c),
+        train(samples),
+        valid(19, 6),
+        model(o),
+        parameters(model.parameters()),
+        data_info(info()),
+        optimizer(build_optimizer(ConfigNode::parse(optim, "o"), parameters)),
+        schedule(build_schedule(ConfigNode::parse(schedule_, "s"), 40)) {
     if (config.eval_batch_size == 0) config.eval_batch_size = config.batch_size;
     if (config.ema > 0) ema = std::make_unique<Ema>(parameters, config.ema);
-    trainer = std::make_unique<Trainer>(TrainerParts{model, *optimizer, *schedule, ema.get(), train, with_valid ? &valid : nullptr, data_info, reducer}, config, RngKey(9));
+    trainer = std::make_unique<Trainer>(
+        TrainerParts{model, *optimizer, *schedule, ema.get(), train, with_valid ? &valid : nullptr, data_info, reducer}, config, RngKey(9));
   }
   CheckpointContent content() { return {model, optimizer.get(), ema.get(), state, nullptr, empty}; }
-  std::vector<double> everything() {     // weights, buffers, optimizer, average
+  std::vector<double> everything() {  // weights, buffers, optimizer, average
     std::vector<double> out;
     const auto add = [&](const Tensor& t) {
       for (double x : t.to_vector()) out.push_back(x);
@@ -121,7 +132,8 @@ class Recorder final : public TrainObserver {
     ++steps;
   }
   void on_validation(const ValidationReport& v) override {
-    for (double x : {static_cast<double>(v.step), v.train_loss, v.metrics.loss(), v.metrics.accuracy(), static_cast<double>(v.best)}) numbers.push_back(x);
+    for (double x : {static_cast<double>(v.step), v.train_loss, v.metrics.loss(), v.metrics.accuracy(), static_cast<double>(v.best)})
+      numbers.push_back(x);
     ++validations;
   }
   void save_last(const TrainState&) override { ++saves; }

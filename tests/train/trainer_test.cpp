@@ -44,7 +44,7 @@ TEST(Resume, TenStepsEqualFiveSavedLoadedAndFiveMore) {
     save_checkpoint(dir / "five.h5", first.content());
 
     Training second(short_config(), optim, kPlateau, {.extras = true});
-    fill_normal(second.model.bias(), RngKey(3), 0, 1);   // whatever was there is replaced
+    fill_normal(second.model.bias(), RngKey(3), 0, 1);  // whatever was there is replaced
     const Checkpoint file(dir / "five.h5");
     second.state = file.state();
     EXPECT_EQ(second.state.step, 5);
@@ -58,7 +58,7 @@ TEST(Resume, TenStepsEqualFiveSavedLoadedAndFiveMore) {
     EXPECT_TRUE(second.everything() == whole.everything()) << type;
     EXPECT_EQ(second.state.cursor, whole.state.cursor);
     EXPECT_EQ(second.state.schedule, whole.state.schedule);
-    EXPECT_EQ(all.validations, 4);                       // after 3, 6, 9 and the last step
+    EXPECT_EQ(all.validations, 4);  // after 3, 6, 9 and the last step
   }
 }
 
@@ -101,7 +101,7 @@ TEST(Trainer, StepsOfAnEpochCountTheRaggedWindow) {
   TrainConfig c = short_config();
   c.steps = 0;
   c.epochs = 2;
-  Training run(c, kOptim, "{}");                               // 41 samples: 11 batches: 4 windows
+  Training run(c, kOptim, "{}");  // 41 samples: 11 batches: 4 windows
   EXPECT_EQ(run.trainer->steps_in_epoch(0), 4);
   EXPECT_EQ(run.trainer->total_steps(), 8);
   c.validate_every = 0;
@@ -122,9 +122,9 @@ TEST(Trainer, ExtraLossesCountAsMeansAndBuffersFollowTheStep) {
   const StepReport r = extra.trainer->step(extra.state);
   ASSERT_EQ(r.extra_losses.size(), 1u);
   EXPECT_EQ(r.extra_losses[0].first, "size");
-  EXPECT_EQ(extra.model.buffers()[0].tensor->item(), 12);   // three batches of four
+  EXPECT_EQ(extra.model.buffers()[0].tensor->item(), 12);  // three batches of four
   const std::vector<double> a = plain.parameters[1]->value.to_vector(), b = extra.parameters[1]->value.to_vector();
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(b[i], a[i] - 2 * start[i], 1e-5);   // gradient of the mean of w^2
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(b[i], a[i] - 2 * start[i], 1e-5);  // gradient of the mean of w^2
 }
 
 TEST(Trainer, ValidatesAndSavesTheAverage) {
@@ -156,7 +156,7 @@ TEST(Trainer, StopsEarlyWithoutProgress) {
   EXPECT_EQ(run.state.best_step, 2);
   EXPECT_EQ(seen.bests, 1);
   EXPECT_TRUE(run.state.finished);
-  EXPECT_EQ(run.trainer->run(run.state, seen), Ending::Patience);   // stays ended
+  EXPECT_EQ(run.trainer->run(run.state, seen), Ending::Patience);  // stays ended
   EXPECT_EQ(run.state.step, 8);
 }
 
@@ -192,7 +192,7 @@ TEST(Trainer, ANonFiniteValidationIsNeverBest) {
   tiny::Recorder seen;
   const std::string m = message_of([&] { run.trainer->run(run.state, seen); });
   EXPECT_TRUE(contains(m, "step "));
-  EXPECT_EQ(run.state.best_step, seen.bests);   // 0, or the last finite one
+  EXPECT_EQ(run.state.best_step, seen.bests);  // 0, or the last finite one
   EXPECT_LE(seen.bests, 1);
 }
 
