@@ -48,6 +48,9 @@ Tensor record(Tensor y, std::initializer_list<const Tensor*> inputs, Saved&&... 
   return record_node(std::move(y), inputs, std::make_unique<N>(std::forward<Saved>(saved)...));
 }
 
+// The gradient of an operand of shape `shape` that was broadcast to g's shape: g summed over the repeated axes.
+Tensor sum_to(const Tensor& g, const Shape& shape);
+
 // A tensor like dy for a gradient that is computed from dy element by element: dy itself when nobody else holds it, so that the largest
 // activations need no second buffer.
 Tensor gradient_buffer(const Tensor& dy);

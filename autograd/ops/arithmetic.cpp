@@ -34,22 +34,12 @@ Tensor apply(std::string_view op, Binary f, const Tensor& a, const Tensor& b) {
   return out;
 }
 
-// Sums g over the axes along which `shape` was repeated to give g's shape.
-Tensor reduce_to(const Tensor& g, const Shape& shape) {
-  if (g.shape() == shape) return g;
-  std::vector<int> axes;
-  const int lead = g.rank() - shape.rank();
-  for (int i = 0; i < g.rank(); ++i)
-    if (i < lead || (shape[i - lead] == 1 && g.shape()[i] != 1)) axes.push_back(i);
-  return sum(g, axes, true).view(shape);
-}
-
 struct Add final : Node {
   static constexpr std::string_view kName = "add";
   Shape a, b;
   Add(Shape a_, Shape b_) : a(a_), b(b_) {}
   std::string_view name() const override { return kName; }
-  Grads backward(const Tensor& dy) override { return {reduce_to(dy, a), reduce_to(dy, b)}; }
+  Grads backward(const Tensor& dy) override { return {sum_to(dy, a), sum_to(dy, b)}; }
 };
 
 struct Sub final : Node {
@@ -57,7 +47,7 @@ struct Sub final : Node {
   Shape a, b;
   Sub(Shape a_, Shape b_) : a(a_), b(b_) {}
   std::string_view name() const override { return kName; }
-  Grads backward(const Tensor& dy) override { return {reduce_to(dy, a), reduce_to(neg(dy), b)}; }
+  Grads backward(const Tensor& dy) override { return {sum_to(dy, a), sum_to(neg(dy), b)}; }
 };
 
 struct Mul final : Node {
@@ -74,7 +64,7 @@ struct Mul final : Node {
         need_b(static_cast<bool>(b_.grad_ref())) {}
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override {
-    return {need_a ? reduce_to(mul(dy, b.get(kName)), sa) : Tensor(), need_b ? reduce_to(mul(dy, a.get(kName)), sb) : Tensor()};
+    return {need_a ? sum_to(mul(dy, b.get(kName)), sa) : Tensor(), need_b ? sum_to(mul(dy, a.get(kName)), sb) : Tensor()};
   }
 };
 
@@ -86,7 +76,7 @@ struct Div final : Node {  // da = dy / b,  db = -dy a / b^2
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override {
     const Tensor denominator = b.get(kName), da = div(dy, denominator);
-    return {reduce_to(da, sa), reduce_to(neg(div(mul(da, a.get(kName)), denominator)), sb)};
+    return {sum_to(da, sa), sum_to(neg(div(mul(da, a.get(kName)), denominator)), sb)};
   }
 };
 
@@ -106,7 +96,7 @@ struct Extreme final : Node {
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override {
     const Tensor x = a.get(kName), y = b.get(kName);
-    return {reduce_to(mul(dy, winner(x, y, kLarger)), sa), reduce_to(mul(dy, winner(y, x, kLarger)), sb)};
+    return {sum_to(mul(dy, winner(x, y, kLarger)), sa), sum_to(mul(dy, winner(y, x, kLarger)), sb)};
   }
 };
 
@@ -219,7 +209,7 @@ struct Where final : Node {
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override {
     const Tensor zero = Tensor::zeros({}, dy.dtype());
-    return {reduce_to(select(condition, dy, zero, dy.shape()), sa), reduce_to(select(condition, zero, dy, dy.shape()), sb)};
+    return {sum_to(select(condition, dy, zero, dy.shape()), sa), sum_to(select(condition, zero, dy, dy.shape()), sb)};
   }
 };
 

@@ -62,13 +62,6 @@ struct Problem {   // what forward and backward share
   }
 };
 
-Tensor sum_shared(const Tensor& g, const Shape& shape) {  // [B, H, ...] -> shape with size 1 where shared
-  std::vector<int> axes;
-  for (int i = 0; i < shape.rank(); ++i)
-    if (shape[i] == 1 && g.shape()[i] != 1) axes.push_back(i);
-  return axes.empty() ? g : sum(g, axes, true);
-}
-
 struct Attend final : Node {
   static constexpr std::string_view kName = "attention";
   Problem p;
@@ -107,9 +100,9 @@ struct Attend final : Node {
       kernels::attention_backward(p.args<T>(q_, k_, v_), rows_view<T>(out), row_max.ptr<T>(), row_lse.ptr<T>(), rows_view<T>(dy), g);
     });
     Grads grads{dq, dk, dv, dkb, dpb};
-    if (need[1]) grads[1] = sum_shared(dk, p.k_shape);
-    if (need[2]) grads[2] = sum_shared(dv, p.v_shape);
-    if (need[3]) grads[3] = sum_shared(dkb, p.key_bias_shape);
+    if (need[1]) grads[1] = sum_to(dk, p.k_shape);
+    if (need[2]) grads[2] = sum_to(dv, p.v_shape);
+    if (need[3]) grads[3] = sum_to(dkb, p.key_bias_shape);
     return grads;
   }
 };

@@ -62,15 +62,6 @@ Tensor product(const Tensor& a, const Tensor& b, std::string_view op) {
   return y;
 }
 
-Tensor sum_to(const Tensor& g, const Shape& shape) {  // sums broadcast batch axes
-  if (g.shape() == shape) return g;
-  std::vector<int> axes;
-  const int lead = g.rank() - shape.rank();
-  for (int i = 0; i < g.rank(); ++i)
-    if (i < lead || (shape[i - lead] == 1 && g.shape()[i] != 1)) axes.push_back(i);
-  return sum(g, axes, true).view(shape);
-}
-
 struct Matmul final : Node {  // da = dy b^T,  db = a^T dy
   static constexpr std::string_view kName = "matmul";
   SavedTensor a, b;

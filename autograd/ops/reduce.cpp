@@ -177,3 +177,16 @@ Tensor cumsum(const Tensor& x, int axis) {
 }
 
 }  // namespace tapeformer::ops
+
+namespace tapeformer {
+
+Tensor sum_to(const Tensor& g, const Shape& shape) {
+  if (g.shape() == shape) return g;
+  std::vector<int> axes;
+  const int lead = g.rank() - shape.rank();
+  for (int i = 0; i < g.rank(); ++i)
+    if (i < lead || (shape[i - lead] == 1 && g.shape()[i] != 1)) axes.push_back(i);
+  return axes.empty() ? g.view(shape) : ops::sum(g, axes, true).view(shape);
+}
+
+}  // namespace tapeformer

@@ -86,20 +86,12 @@ struct Pad final : Node {
   Grads backward(const Tensor& dy) override { return {dy.slice(axis, before, before + size)}; }
 };
 
-Tensor reduce_expanded(const Tensor& g, const Shape& shape) {
-  std::vector<int> axes;
-  const int lead = g.rank() - shape.rank();
-  for (int i = 0; i < g.rank(); ++i)
-    if (i < lead || (shape[i - lead] == 1 && g.shape()[i] != 1)) axes.push_back(i);
-  return axes.empty() ? g.view(shape) : sum(g, axes, true).view(shape);
-}
-
 struct Expand final : Node {
   static constexpr std::string_view kName = "expand";
   Shape from;
   explicit Expand(Shape f) : from(f) {}
   std::string_view name() const override { return kName; }
-  Grads backward(const Tensor& dy) override { return {reduce_expanded(dy, from)}; }
+  Grads backward(const Tensor& dy) override { return {sum_to(dy, from)}; }
 };
 
 // x as [outer, n, inner] around an axis.
