@@ -90,8 +90,8 @@ int main(int argc, char** argv) {
   CLI::App* made =
       command("generated", "sentences that ask back (4 classes) and tones whose pitch moves (4 classes); needs no other files");
   made->add_option("--seed", o.seed, "the same seed gives the same files")->type_name("N")->capture_default_str();
-  made->add_option("--samples", o.samples, "sentences; 0 = no text")->type_name("N")->check(CLI::NonNegativeNumber)->capture_default_str();
-  made->add_option("--clips", o.clips, "tones; 0 = no sound")->type_name("N")->check(CLI::NonNegativeNumber)->capture_default_str();
+  made->add_option("--samples", o.samples, "sentences; 0 = no text")->type_name("N")->check(CLI::Range(0, 1 << 24))->capture_default_str();
+  made->add_option("--clips", o.clips, "tones; 0 = no sound")->type_name("N")->check(CLI::Range(0, 1 << 24))->capture_default_str();
   app.require_subcommand(1);
   app.set_version_flag("--version", "prepare (tapeformer " + build_version() + ")");
   app.footer(R"(Examples:

@@ -3,6 +3,7 @@
 #pragma once
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 
@@ -37,7 +38,8 @@ int run_program(CLI::App& app, int argc, char** argv, Body&& body) {
   } catch (const std::exception& e) {
     print_error(e.what());
   }
-  return 1;
+  std::fflush(nullptr);
+  std::_Exit(1);  // libraries' exit handlers can wait for ever once memory has run out
 }
 
 // Text to standard output; IoError when it cannot be written.

@@ -1,4 +1,6 @@
 // train.cpp: trains the model that a configuration describes.
+#include <csignal>
+
 #include "apps/program.h"
 #include "train/run.h"
 
@@ -31,11 +33,12 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 4096));
   app.set_version_flag("--version", "train (tapeformer " + build_version() + ")");
   app.footer(R"(Examples:
-  train configs/sst2.yaml
-  train configs/sst2.yaml --set train.steps=500 --set optim.lr=1e-3 --run-dir runs/short
-  train configs/sst2.yaml --resume
+  train configs/results/sst2.yaml
+  train configs/results/sst2.yaml --set train.steps=500 --set optim.lr=1e-3 --run-dir runs/short
+  train configs/results/sst2.yaml --resume
   train --explain optim.adamw
 SIGTERM and SIGINT finish the current step, save a checkpoint and end with exit code 143 or 130.)");
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away must not end a training run
   return apps::run_program(app, argc, argv, [&] {
     if (app.count("--explain") > 0) {
       apps::print(explain_key(explain));

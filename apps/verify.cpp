@@ -1,12 +1,11 @@
 // verify: checks attention variants against golden files.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
 
 #include "attention/verify.h"
-#include "core/error.h"
+#include "apps/program.h"
 
 using namespace tapeformer;
 
@@ -30,31 +29,33 @@ void print(const GoldenReport& r, bool verbose) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{
+  CLI::App app(
       "Runs the attention variant that each golden file names on the file's inputs and parameters, in f64 and f32,\n"
       "and compares outputs and gradients.\n\n"
       "Examples:\n"
-      "  verify tests/golden/*.h5\n"
+      "  verify --allow-unknown tests/golden/*.h5\n"
       "  verify --verbose my_port.h5       the error of every tensor\n\n"
       "A golden file is HDF5: attributes `variant` and `config` (JSON), groups /inputs (q k v x mask cotangent ...),\n"
-      "/params, /outputs (o ...), /grads of sum(o * cotangent). Exit code 0 only when every file passes."};
+      "/params, /outputs (o ...), /grads of sum(o * cotangent). Exit code 0 only when every file passes.",
+      "verify");
   std::vector<std::string> files;
   bool verbose = false, allow_skip = false;
   app.add_option("files", files, "golden files")->required();
   app.add_flag("-v,--verbose", verbose, "print every tensor");
   app.add_flag("--allow-unknown", allow_skip, "files of variants that are not known do not count as failures");
-  CLI11_PARSE(app, argc, argv);
-  int passed = 0, failed = 0, skipped = 0;
-  for (const std::string& file : files) {
-    try {
-      const GoldenReport r = verify_golden(file);
-      print(r, verbose);
-      ++(!r.skipped.empty() ? skipped : r.pass() ? passed : failed);
-    } catch (const std::exception& e) {
-      fmt::print("FAIL  {}\n", e.what());
-      ++failed;
+  return apps::run_program(app, argc, argv, [&] {
+    int passed = 0, failed = 0, skipped = 0;
+    for (const std::string& file : files) {
+      try {
+        const GoldenReport r = verify_golden(file);
+        print(r, verbose);
+        ++(!r.skipped.empty() ? skipped : r.pass() ? passed : failed);
+      } catch (const std::exception& e) {
+        fmt::print("FAIL  {}\n", e.what());
+        ++failed;
+      }
     }
-  }
-  fmt::print("{} passed, {} failed, {} of unknown variants\n", passed, failed, skipped);
-  return failed > 0 || (skipped > 0 && !allow_skip) ? 1 : 0;
+    fmt::print("{} passed, {} failed, {} of unknown variants\n", passed, failed, skipped);
+    return failed > 0 || (skipped > 0 && !allow_skip) ? 1 : 0;
+  });
 }

@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -12,6 +11,7 @@
 #include <functional>
 #include <thread>
 
+#include "apps/program.h"
 #include "attention/attention.h"
 #include "core/counters.h"
 #include "core/kernels/gemm.h"
@@ -236,7 +236,7 @@ int bench_ops(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  CLI::App app{
+  CLI::App app(
       "Times one training step of a 4-layer encoder (D 256, 4 heads, feed-forward 1024, byte vocabulary) per attention variant and\n"
       "length, each in a process of its own; or the single ops.\n\n"
       "Examples:\n"
@@ -244,21 +244,21 @@ int main(int argc, char** argv) {
       "  bench --variants full,local --lengths 1024,2048,4096 --json steps.jsonl\n"
       "  bench --variants local --attention ', window: 16'     other keys of the variant\n"
       "  bench --ops all                                       every op, forward and backward\n"
-      "  bench --ops softmax --size 4000000"};
+      "  bench --ops softmax --size 4000000",
+      "bench");
   app.add_option("--variants", o.variants, "attention types, or 'all'")->delimiter(',')->capture_default_str();
-  app.add_option("--lengths", o.lengths, "sequence lengths")->delimiter(',')->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--batch", o.batch, "sequences a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--steps", o.steps, "timed steps; the median counts")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--warmup", o.warmup, "steps before")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--threads", o.threads, "0 = all this process may use")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--lengths", o.lengths, "sequence lengths")->delimiter(',')->check(CLI::Range(1, 1 << 24))->capture_default_str();
+  app.add_option("--batch", o.batch, "sequences a step")->check(CLI::Range(1, 1 << 24))->capture_default_str();
+  app.add_option("--steps", o.steps, "timed steps; the median counts")->check(CLI::Range(1, 1 << 24))->capture_default_str();
+  app.add_option("--warmup", o.warmup, "steps before")->check(CLI::Range(0, 4096))->capture_default_str();
+  app.add_option("--threads", o.threads, "0 = all this process may use")->check(CLI::Range(0, 4096))->capture_default_str();
   app.add_option("--attention", o.attention, "more keys of the attention section, as YAML: ', window: 16'");
   app.add_option("--math", o.math, "f32, or bf16 products")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   app.add_flag("--recompute", o.recompute, "recompute blocks in backward");
   app.add_option("--json", o.json, "also write one JSON line a measurement to this file");
   app.add_option("--ops", o.ops, "time the ops with this in their name instead ('all')");
-  app.add_option("--size", o.size, "elements of the ops' main input")->check(CLI::PositiveNumber)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
+  app.add_option("--size", o.size, "elements of the ops' main input")->check(CLI::Range(1, 1 << 24))->capture_default_str();
+  return apps::run_program(app, argc, argv, [&] {
     if (o.threads > 0) set_thread_count(static_cast<int>(o.threads));
     if (o.variants == std::vector<std::string>{"all"}) {
       o.variants = attention_registry().names();
@@ -266,8 +266,5 @@ int main(int argc, char** argv) {
     }
     for (const std::string& v : o.variants) attention_registry().get(v);
     return o.ops.empty() ? bench_steps(o) : bench_ops(o);
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "error: {}\n", e.what());
-    return 1;
-  }
+  });
 }

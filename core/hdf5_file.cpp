@@ -105,7 +105,9 @@ void Hdf5File::write(const std::string& path, const Tensor& tensor) {
                      H5Sclose);
   const Handle links(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
   H5Pset_create_intermediate_group(links, 1);
-  const Handle set(H5Dcreate2(id_, path.c_str(), native(t.dtype()), space, links, H5P_DEFAULT, H5P_DEFAULT), H5Dclose);
+  const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  H5Pset_obj_track_times(creation, false);  // the same content gives the same bytes
+  const Handle set(H5Dcreate2(id_, path.c_str(), native(t.dtype()), space, links, creation, H5P_DEFAULT), H5Dclose);
   if (!set.valid() || H5Dwrite(set, native(t.dtype()), H5S_ALL, H5S_ALL, H5P_DEFAULT, t.storage()->data()) < 0)
     fail(path_, path + ": cannot be written");
 }

@@ -1,4 +1,4 @@
-// log.h: one logger. Only train and apps log; ops and layers stay silent.
+// log.h: one logger. train, apps and data (what was left out, cut or read otherwise) log; ops and layers stay silent.
 #pragma once
 #include <string>
 

@@ -265,8 +265,8 @@ Fitted fit(const ConfigNode& data) {
   Problems problems(source.name(), s.policies);
   std::size_t total = 0;
   std::vector<Entry> entries = read_entries(source, s, reader, problems, total);
-  if (entries.empty()) problems.report(total);
-  std::vector<std::string> labels = classes(entries, s, folding);
+  std::vector<std::string> labels = entries.empty() ? std::vector<std::string>() : classes(entries, s, folding);
+  if (labels.size() < 2) problems.report(total);  // a bad row may be why
   check_class_count(labels, source.name());
   auto preprocessor = std::make_shared<AudioPreprocessor>(s, folding, std::move(labels), statistics(entries, s, reader.extractor().dim()),
                                                           longest(entries, s, reader.extractor()));

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "data/unicode.h"
 
 namespace tapeformer {
@@ -193,7 +194,12 @@ std::string read_text_file(const std::string& file) {
   std::string text = std::move(buffer).str();
   if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF"))
     throw DataError(file + ":1: is UTF-16, expected UTF-8 (iconv -f UTF-16 -t UTF-8 converts it)");
-  if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
+  if (text.starts_with("\xEF\xBB\xBF")) {
+    text.erase(0, 3);
+    log::info(file + ": the byte order mark at its start is left out");
+  }
+  if (const std::size_t end = text.find('\n'); end != std::string::npos && end > 0 && text[end - 1] == '\r')
+    log::info(file + ": lines end with CR LF, read as line ends");
   return text;
 }
 

@@ -221,7 +221,7 @@ Fitted fit(const ConfigNode& data) {
     labels.push_back(row.label);
   }
   labels = ordered_labels(std::move(labels));
-  if (rows.empty()) problems.report(total);
+  if (rows.empty() || labels.size() < 2) problems.report(total);  // a bad row may be why
   check_class_count(labels, source.name());
   auto preprocessor = std::make_shared<TextPreprocessor>(s, train_tokenizer(s.tokenizer, texts), std::move(labels));
   auto train = preprocessor->dataset_of(rows, source.name(), problems, total);

@@ -66,8 +66,15 @@ EncoderConfig read(const ConfigNode& node) {
   EncoderConfig c = read_config<EncoderConfig>(node, {}, {"type"});
   c.t.rotary = c.positions == "rotary";
   c.t.attention = attention_list(node["attention"]);
+  if (node["attention"].is_sequence() && static_cast<i64>(c.t.attention.size()) != c.t.layers)
+    throw ConfigError(fmt::format("{}: the list has {} entries, expected one for each of the {} layers", node["attention"].place(),
+                                  c.t.attention.size(), c.t.layers));
   for (const ConfigNode& a : c.t.attention) attention_type(a);
-  validate(c.t);
+  try {
+    validate(c.t);
+  } catch (const ConfigError& e) {
+    throw ConfigError(fmt::format("{}: {}", node.place(), e.what()));
+  }
   return c;
 }
 
@@ -140,6 +147,12 @@ class EncoderClassifier final : public Model {
       row("block " + std::to_string(i), "attention " + std::string(block.attention().core().info().name), block.attention());
       row("", "feed-forward " + config_.t.activation, block.feed_forward());
     }
+    i64 norms = 0;
+    for (const Parameter* p : parameters()) norms += p->value.numel();
+    for (const LayerSummary& r : rows) norms -= r.parameters;
+    for (Module* m : {pooling_ ? static_cast<Module*>(&**pooling_) : nullptr, static_cast<Module*>(&**head_)})
+      if (m) norms -= count(*m);
+    rows.push_back({"norms", config_.t.norm, norms});
     if (pooling_) row("pooling", config_.pooling, **pooling_);
     row("head", "linear", **head_);
     return rows;

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 
 #include "core/counters.h"
@@ -75,16 +76,23 @@ void save_once(const Session& s, const TrainState& state) {
 }  // namespace
 
 std::string dry_run(const RunOptions& o) {
-  constexpr i64 kSteps = 6;  // of several shapes, as the run will have them
+  // Memory settles only after batches of many shapes: as many steps as fit into some seconds, at least six.
+  constexpr double kSeconds = 8;
+  constexpr i64 kLeast = 6;
   const RunConfig config = load_run_config(o);
   apply_settings(config, o.threads);
   Session s(config);
   Trainer& t = *s.trainer;
   std::string out = data_table(s) + "\n" + model_table(s) + "\n";
-  const i64 steps = std::min(kSteps, t.total_steps());
+  const i64 most = t.total_steps();
   TrainState state;
   const double before = flops();
-  for (i64 i = 0; i < steps; ++i) (void)t.step(state);
+  const auto start = std::chrono::steady_clock::now();
+  i64 steps = 0;
+  for (; steps < most; ++steps) {
+    if (steps >= kLeast && std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > kSeconds) break;
+    (void)t.step(state);
+  }
   const double each = (flops() - before) / static_cast<double>(std::max<i64>(steps, 1));
   state.cursor = t.loader().largest_batch(0);
   (void)t.step(state);

@@ -130,7 +130,6 @@ int run_training(const RunOptions& o) {
   RunDirectory folder(path);
   if (folder.has_checkpoints() && !o.resume && !o.overwrite)
     throw IoError(fmt::format("{}: holds checkpoints; use --resume to continue, --overwrite to start again, or another --run-dir", path));
-  if (!o.resume) folder.remove_checkpoints();
   Recovered last;
   if (o.resume) last = open_last(folder.checkpoints());
   const LogFile log_file(folder.file("log.txt"));
@@ -149,6 +148,7 @@ int run_training(const RunOptions& o) {
     if (session.ema) last.checkpoint->load_ema(*session.ema);
     last.checkpoint.reset();
   }
+  if (!o.resume) folder.remove_checkpoints();  // not before data and model are known to be sound
   write_file_atomically(folder.file("config.yaml"), session.resolved.yaml());
   folder.open_metrics(state);
   log_opening(session, path, state);
