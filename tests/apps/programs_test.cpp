@@ -191,6 +191,27 @@ TEST_F(Programs, ResumeAfterKillIsBitForBit) {
   expect_same_runs("whole", "killed");
 }
 
+TEST_F(Programs, OverwritingLosesNothingBeforeTheDataIsSound) {
+  ASSERT_EQ(train({"--run-dir", "r", "--set", "train.steps=4"}), 0) << err;
+  const std::string before = text_of(dir / "r/checkpoints/best.h5");
+  EXPECT_EQ(train({"--run-dir", "r", "--overwrite", "--set", "data.train=nope.csv"}), 1);
+  EXPECT_NE(err.find("nope.csv: no such file"), std::string::npos) << err;
+  EXPECT_EQ(text_of(dir / "r/checkpoints/best.h5"), before);
+  ASSERT_EQ(train({"--run-dir", "r", "--overwrite", "--set", "train.steps=4"}), 0) << err;
+  EXPECT_EQ(text_of(dir / "r/checkpoints/best.h5"), before);  // the same run gives the same bytes
+}
+
+TEST_F(Programs, VerifyAndBenchFailLikeTheOthers) {
+  EXPECT_EQ(run("verify", {"run.yaml"}), 1);
+  EXPECT_NE(out.find("FAIL"), std::string::npos) << out;
+  EXPECT_EQ(run("verify", {}), 2);
+  EXPECT_EQ(err.rfind("error: ", 0), 0u) << err;
+  EXPECT_EQ(run("bench", {"--lengths", "0"}), 2);
+  EXPECT_EQ(err.rfind("error: ", 0), 0u) << err;
+  EXPECT_EQ(run("bench", {"--variants", "fulll"}), 1);
+  EXPECT_NE(err.find("did you mean 'full'?"), std::string::npos) << err;
+}
+
 TEST_F(Programs, DryRunPredictsMemory) {
   ASSERT_EQ(train({"--dry-run"}), 0) << err;
   EXPECT_FALSE(fs::exists(dir / "runs"));

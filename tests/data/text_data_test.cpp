@@ -69,6 +69,7 @@ TEST_F(TextData, ConfigMistakes) {
   EXPECT_TRUE(contains(error(kTrain, "max_lenght: 3"), "(did you mean 'max_length'?)"));
   EXPECT_TRUE(
       contains(error(kTrain, "columns: {text: txt}"), "train.csv:1: no column 'txt', the header has: label, text (did you mean 'text'?)"));
+  EXPECT_TRUE(contains(error("label,text\na,x\na,\nb,\n"), "train.csv:3"));  // the bad row, not the label count that it led to
   EXPECT_TRUE(contains(error("label,text\na,x\na,y\n"), "got 1 different label ('a'), expected two or more"));
   EXPECT_TRUE(contains(message_of([] { load_data(ConfigNode::parse("type: txet", "run.yaml")); }),
                        "run.yaml:1: type: got 'txet', expected one of: audio, features, text (did you mean 'text'?)"));

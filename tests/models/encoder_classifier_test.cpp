@@ -332,6 +332,8 @@ TEST_F(EncoderClassifier, SaysWhatIsWrong) {
   says(refusal("model: {stem: {stride: 2}}", data), "model.stem.stride: more than 1 needs");
   says(refusal("model: {layers: 3, attention: [{type: full}, {type: local}]}", data),
        "model.attention: the list has 2 entries, expected one for each of the 3 layers");
+  says(refusal("model: {layers: 2, attention: [{type: full}]}", data), "the list has 1 entries, expected one for each of the 2 layers");
+  says(refusal("model: {layers: 2, attention: []}", data), "the list has 0 entries, expected one for each of the 2 layers");
   says(refusal("model:\n  layers: 2\n  attention:\n    - {type: full}\n    - {type: lokal}", data),
        "run.yaml:5: model.attention[1].type: got 'lokal', expected one of: full");
   says(refusal("model:\n  layers: 2\n  attention:\n    - {type: full}\n    - {type: local, windo: 3}", data),
