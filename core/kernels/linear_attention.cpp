@@ -147,11 +147,107 @@ T dot(const T* x, const T* y, i64 n) {
   return s;
 }
 
+// ---- all keys, no padding: every product reads the strided heads as they are and writes where the result belongs
+
+template <class T>
+bool all_real(const LinearAttention<T>& a) {
+  return a.mask == nullptr || std::all_of(a.mask, a.mask + a.B * a.N, [](std::uint8_t m) { return m != 0; });
+}
+
+template <class T>
+struct Whole {
+  const LinearAttention<T>& a;
+
+  static MatrixView<const T> rows(RowsView<const T> x) { return {x.p, x.n, 1, x.b, x.h}; }
+  static MatrixView<const T> columns(RowsView<const T> x) { return {x.p, 1, x.n, x.b, x.h}; }
+  MatrixView<const T> state(const Tensor& t) const { return {t.ptr<T>(), a.dv, 1, a.H * a.d * a.dv, a.d * a.dv}; }
+  MatrixView<const T> state_t(const Tensor& t) const { return {t.ptr<T>(), 1, a.dv, a.H * a.d * a.dv, a.d * a.dv}; }
+
+  void product(i64 m, i64 n, i64 k, MatrixView<const T> x, MatrixView<const T> y, MatrixView<T> out) const {
+    Gemm<T> g;
+    g.batch0 = a.B;
+    g.batch1 = a.H;
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.a = x;
+    g.b = y;
+    g.c = out;
+    gemm(g);
+  }
+  // x^T y over the sequence, [B, H, d, dv].
+  Tensor outer(RowsView<const T> x, RowsView<const T> y) const {
+    Tensor s = scratch<T>(a.B * a.H * a.d * a.dv);
+    product(a.d, a.dv, a.N, columns(x), rows(y), {s.mut_ptr<T>(), a.dv, 1, a.H * a.d * a.dv, a.d * a.dv});
+    return s;
+  }
+  // sum_i weight_i x_i, [B, H, d]; weight [B, H, N] or null for 1.
+  Tensor sums(RowsView<const T> x, const T* weight) const {
+    Tensor out = Tensor::zeros({a.B * a.H, a.d}, dtype_of<T>);
+    T* o = out.mut_ptr<T>();
+    parallel_for(a.B * a.H, 1, [&](i64 begin, i64 end) {
+      for (i64 g = begin; g < end; ++g)
+        for (i64 i = 0; i < a.N; ++i) {
+          const T w = weight ? weight[g * a.N + i] : T(1);
+          const T* row = x.p + g / a.H * x.b + g % a.H * x.h + i * x.n;
+          for (i64 j = 0; j < a.d; ++j) o[g * a.d + j] += w * row[j];
+        }
+    });
+    return out;
+  }
+  // f(b, h, i, index in [B, H, N])
+  template <class F>
+  void for_rows(F&& f) const {
+    parallel_for(a.B * a.H * a.N, 256, [&](i64 begin, i64 end) {
+      for (i64 r = begin; r < end; ++r) f(r / a.N / a.H, r / a.N % a.H, r % a.N, r);
+    });
+  }
+
+  void forward(RowsView<T> o, T* den, T* S_last, T* z_last) const {
+    const Tensor S = outer(a.k, a.v), z = sums(a.k, nullptr);
+    if (S_last) std::copy_n(S.ptr<T>(), a.B * a.H * a.d * a.dv, S_last);
+    if (z_last) std::copy_n(z.ptr<T>(), a.B * a.H * a.d, z_last);
+    product(a.N, a.dv, a.d, rows(a.q), state(S), {o.p, o.n, 1, o.b, o.h});
+    const T* zp = z.ptr<T>();
+    for_rows([&](i64 b, i64 h, i64 i, i64 r) {
+      den[r] = a.normalize ? dot(a.q.p + b * a.q.b + h * a.q.h + i * a.q.n, zp + (b * a.H + h) * a.d, a.d) + static_cast<T>(a.eps) : T(1);
+      const T factor = den[r] == 0 ? T(0) : a.normalize ? 1 / den[r] : static_cast<T>(a.scale);
+      T* row = o.p + b * o.b + h * o.h + i * o.n;
+      for (i64 j = 0; j < a.dv; ++j) row[j] = factor == 0 ? T(0) : row[j] * factor;
+    });
+  }
+
+  void backward(RowsView<const T> o, const T* den, RowsView<const T> d_o, const LinearAttentionGrads<T>& out) const {
+    Tensor g = scratch<T>(a.B * a.H * a.N * a.dv), h = scratch<T>(a.B * a.H * a.N);
+    T *gp = g.mut_ptr<T>(), *hp = h.mut_ptr<T>();
+    for_rows([&](i64 b, i64 head, i64 i, i64 r) {
+      const T* up = d_o.p + b * d_o.b + head * d_o.h + i * d_o.n;
+      const T factor = den[r] == 0 ? T(0) : a.normalize ? 1 / den[r] : static_cast<T>(a.scale);
+      for (i64 j = 0; j < a.dv; ++j) gp[r * a.dv + j] = factor == 0 ? T(0) : up[j] * factor;
+      hp[r] = a.normalize ? -dot(up, o.p + b * o.b + head * o.h + i * o.n, a.dv) * factor : T(0);
+    });
+    const RowsView<const T> gv{gp, a.H * a.N * a.dv, a.N * a.dv, a.dv};
+    const Tensor S = outer(a.k, a.v), R = outer(a.q, gv), z = sums(a.k, nullptr), r = sums(a.q, hp);
+    const auto into = [](RowsView<T> x) { return MatrixView<T>{x.p, x.n, 1, x.b, x.h}; };
+    product(a.N, a.d, a.dv, rows(gv), state_t(S), into(out.dq));
+    product(a.N, a.d, a.dv, rows(a.v), state_t(R), into(out.dk));
+    product(a.N, a.dv, a.d, rows(a.k), state(R), into(out.dv));
+    const T *zp = z.ptr<T>(), *rp = r.ptr<T>();
+    for_rows([&](i64 b, i64 head, i64 i, i64 at) {
+      const i64 first = (b * a.H + head) * a.d;
+      T *dq = out.dq.p + b * out.dq.b + head * out.dq.h + i * out.dq.n, *dk = out.dk.p + b * out.dk.b + head * out.dk.h + i * out.dk.n;
+      for (i64 j = 0; j < a.d; ++j) dq[j] += hp[at] * zp[first + j];
+      for (i64 j = 0; j < a.d; ++j) dk[j] += rp[first + j];
+    });
+  }
+};
+
 }  // namespace
 
 template <class T>
 void linear_attention(const LinearAttention<T>& a, RowsView<T> o, T* den, T* S_last, T* z_last) {
   if (a.B * a.H * a.N == 0) return;
+  if (!a.causal && all_real(a)) return Whole<T>{a}.forward(o, den, S_last, z_last);
   const Chunks<T> ch(a);
   const Tensor q = ch.pack(a.q, a.d), k = ch.pack(a.k, a.d), v = ch.pack(a.v, a.dv);
   Tensor S, z;
@@ -184,6 +280,7 @@ template <class T>
 void linear_attention_grad(const LinearAttention<T>& a, RowsView<const T> o, const T* den, RowsView<const T> d_o,
                            const LinearAttentionGrads<T>& out) {
   if (a.B * a.H * a.N == 0) return;
+  if (!a.causal && all_real(a)) return Whole<T>{a}.backward(o, den, d_o, out);
   const Chunks<T> ch(a);
   const i64 rows = ch.G * ch.n * ch.C, d = a.d, dv = a.dv;
   const Tensor q = ch.pack(a.q, d), k = ch.pack(a.k, d), v = ch.pack(a.v, dv);
