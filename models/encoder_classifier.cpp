@@ -147,11 +147,8 @@ class EncoderClassifier final : public Model {
       row("block " + std::to_string(i), "attention " + std::string(block.attention().core().info().name), block.attention());
       row("", "feed-forward " + config_.t.activation, block.feed_forward());
     }
-    i64 norms = 0;
-    for (const Parameter* p : parameters()) norms += p->value.numel();
+    i64 norms = count(*this) - count(**head_) - (pooling_ ? count(**pooling_) : 0);  // what no other row holds
     for (const LayerSummary& r : rows) norms -= r.parameters;
-    for (Module* m : {pooling_ ? static_cast<Module*>(&**pooling_) : nullptr, static_cast<Module*>(&**head_)})
-      if (m) norms -= count(*m);
     rows.push_back({"norms", config_.t.norm, norms});
     if (pooling_) row("pooling", config_.pooling, **pooling_);
     row("head", "linear", **head_);

@@ -196,9 +196,9 @@ TEST_F(Programs, OverwritingLosesNothingBeforeTheDataIsSound) {
   const std::string before = text_of(dir / "r/checkpoints/best.h5");
   EXPECT_EQ(train({"--run-dir", "r", "--overwrite", "--set", "data.train=nope.csv"}), 1);
   EXPECT_NE(err.find("nope.csv: no such file"), std::string::npos) << err;
-  EXPECT_EQ(text_of(dir / "r/checkpoints/best.h5"), before);
+  EXPECT_TRUE(text_of(dir / "r/checkpoints/best.h5") == before);
   ASSERT_EQ(train({"--run-dir", "r", "--overwrite", "--set", "train.steps=4"}), 0) << err;
-  EXPECT_EQ(text_of(dir / "r/checkpoints/best.h5"), before);  // the same run gives the same bytes
+  EXPECT_TRUE(text_of(dir / "r/checkpoints/best.h5") == before);  // the same run gives the same bytes
 }
 
 TEST_F(Programs, VerifyAndBenchFailLikeTheOthers) {
