@@ -14,6 +14,14 @@ Registry<AttentionEntry>& attention_registry() {
   return registry;
 }
 
+Weight& SharedWeights::get(const std::string& name, const Shape& shape, Init init, RngKey key) {
+  auto& weight = weights_[name];
+  if (!weight) weight = std::make_unique<Weight>(this, name, shape, init, key);
+  if (weight->shape() != shape)
+    throw ShapeError(fmt::format("shared weight '{}' is {}, a layer asks for {}", name, weight->shape().str(), shape.str()));
+  return *weight;
+}
+
 std::string attention_type(const ConfigNode& node) {
   if (!node || node.is_null()) return "full";
   if (node.is_scalar()) return attention_type(ConfigNode::parse("type: " + node.text(), node.place()));

@@ -15,13 +15,24 @@
 
 namespace tapeformer {
 
+// Weights that several layers of a model share: made by the first layer that asks, in the checkpoint once.
+class SharedWeights : public Module {
+ public:
+  Weight& get(const std::string& name, const Shape&, Init, RngKey);  // ShapeError when a layer asks for another shape
+
+ private:
+  std::map<std::string, std::unique_ptr<Weight>> weights_;
+};
+
 struct AttentionSpec {  // what the model tells every variant
   i64 dim = 0;          // D, width of x
   i64 heads = 1;        // H
   i64 head_dim = 0;     // d; the heads' outputs are H d wide
   i64 max_len = 0;      // longest input the model accepts
   bool causal = false;
-  double dropout = 0;  // on the attention weights, training only
+  double dropout = 0;               // on the attention weights, training only
+  bool hybrid = false;              // the core serves some heads of a hybrid
+  SharedWeights* shared = nullptr;  // null: nothing is shared
 };
 
 struct AttentionInput {
@@ -32,11 +43,19 @@ struct AttentionInput {
   Tensor pair_mask;                    // u8 [N, M] or [B, N, M], 1 = may look; undefined = everything
   std::map<std::string, Tensor> side;  // optional side inputs by name: token_ids, gmask, edges, ...; and fixed random draws in tests
   std::map<std::string, Tensor>* extra = nullptr;  // where a core may leave further results (states, matrices) when asked
+  i64 external = 0;     // so many first rows of everything are learned tokens of the model that stand before the sequence
+  bool rotary = false;  // q and k carry rotary positions; what a core projects for itself gets them too
   const Tensor& any() const { return q.defined() ? q : v.defined() ? v : x; }
   const Tensor* find(const std::string& name) const {
     const auto it = side.find(name);
     return it == side.end() ? nullptr : &it->second;
   }
+};
+
+enum class Place {  // of a variant in a Transformer
+  Core,             // on heads, between the projections
+  Mix,              // on x [B, N, D] without projections: `attend` reads in.x and returns [B, N, width of its own]
+  Block,            // like Mix, in place of the whole block: with norms, residuals and feed-forward of its own, padded rows 0
 };
 
 struct AttentionInfo {
@@ -46,20 +65,43 @@ struct AttentionInfo {
   const char* paper = "";
   const char* cost = "";       // time and memory in N, d, ...
   const char* example = "{}";  // a small config that the test suite runs (YAML flow)
-  bool causal = true;          // false: causal: true is a config error
-  bool cross = false;          // keys may come from another sequence
+  Place place = Place::Core;
+  bool causal = true;  // false: causal: true is a config error
+  bool cross = false;  // keys may come from another sequence
   bool pair_mask = false;
   bool permutation_equivariant = false;  // without causality: permuting positions permutes rows
   bool q = true, k = true, v = true;     // which projections it wants
   std::vector<std::string> side;         // side inputs it cannot do without
 };
 
+struct Projections {  // start values of the layer around a core: W [D, H d], b [H d]; undefined where there is none
+  Tensor Wq, Wk, Wv, bq, bk, bv;
+};
+
+struct Rows {
+  Tensor x;     // [B, N, D]
+  Tensor mask;  // u8 [B, N]; undefined = all real
+};
+
 class AttentionCore : public Module {
  public:
   virtual const AttentionInfo& info() const = 0;
-  virtual Tensor attend(const AttentionInput&, const Ctx&) const = 0;  // -> [B, H, N, dv]
+  virtual Tensor attend(const AttentionInput&, const Ctx&) const = 0;  // -> [B, H, N, dv], or [B, N, .] where info().place is no Core
+
+  // The layer around a core of place Core.
   virtual bool wants_q() const { return info().q; }
   virtual bool wants_k() const { return info().k; }
+  virtual i64 value_dim() const { return 0; }              // dv of a head; 0 = head_dim
+  virtual bool output_projection() const { return true; }  // false: heads are joined and nothing follows
+  virtual bool averages_heads() const { return false; }    // heads are averaged, not joined
+  virtual void start_from(const Projections&) {}           // for projections of x that the core owns and that start as copies
+
+  // Learned rows [g, D] that the model puts before the sequence, once for all layers (AttentionInput::external).
+  virtual i64 external_tokens() const { return 0; }
+
+  // Fewer rows out than in (reduced queries): the residual's rows x [B, M, D], undefined = no residual, and the mask of all M rows.
+  virtual bool shortens() const { return false; }
+  virtual Rows shorten(const Tensor& x, const Tensor& mask) const { return {x, mask}; }
 };
 
 // A variant that is a set of allowed keys: a Pattern and no kernel. `hybrid` can unite several.

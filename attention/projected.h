@@ -7,9 +7,10 @@ namespace tapeformer {
 
 struct SideInputs {  // what the batch may offer beside x and the mask
   std::map<std::string, Tensor> tensors;
+  i64 external = 0;  // first rows that are external tokens
 };
 
-class AttentionLayer : public Module {  // x [B, N, D], mask u8 [B, N] or undefined -> [B, N, D]
+class AttentionLayer : public Module {  // x [B, N, D], mask u8 [B, N] or undefined -> [B, N, D] (fewer rows where the core shortens)
  public:
   AttentionLayer(const ConfigNode& config, const AttentionSpec& spec, bool bias, bool rotary, RngKey key);
   Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx&) const;
@@ -19,7 +20,7 @@ class AttentionLayer : public Module {  // x [B, N, D], mask u8 [B, N] or undefi
   AttentionSpec spec_;
   bool rotary_;
   Child<AttentionCore> core_;
-  Child<Linear> in_, out_;  // in_: the wanted ones of q, k, v, as one product
+  std::unique_ptr<Child<Linear>> in_, out_;  // in_: the wanted ones of q, k, v, as one product
 };
 
 }  // namespace tapeformer

@@ -68,12 +68,24 @@ ConfigNode known_keys(const Golden& g) {
 
 AttentionSpec spec_of(const Golden& g) {
   const Tensor& o = g.outputs.at("o");
-  if (o.rank() != 4) throw ShapeError(fmt::format("{}: outputs/o is {}, expected [B, H, N, dv]", g.file, o.shape().str()));
+  const bool core = attention_registry().get(g.type).info.place == Place::Core;
+  if (o.rank() != (core ? 4 : 3))
+    throw ShapeError(fmt::format("{}: outputs/o is {}, expected {}", g.file, o.shape().str(), core ? "[B, H, N, dv]" : "[B, N, D]"));
   AttentionSpec s;
-  s.heads = o.dim(1);
-  s.head_dim = g.inputs.count("q") ? g.inputs.at("q").dim(3) : o.dim(3);
-  s.dim = g.inputs.count("x") ? g.inputs.at("x").dim(2) : s.heads * s.head_dim;
-  s.max_len = o.dim(2);
+  if (core) {
+    s.heads = o.dim(1);
+    s.head_dim = g.inputs.count("q") ? g.inputs.at("q").dim(3) : o.dim(3);
+    s.dim = g.inputs.count("x") ? g.inputs.at("x").dim(2) : s.heads * s.head_dim;
+  } else {
+    if (!g.inputs.count("x")) throw IoError(fmt::format("{}: missing datasets: inputs/x", g.file));
+    s.dim = g.inputs.at("x").dim(2);
+    if (const ConfigNode& heads = g.config["heads"]; heads.is_scalar()) s.heads = std::stoll(heads.text());
+    s.head_dim = s.dim / s.heads;
+  }
+  const auto length = [&](const char* name, int axis) { return g.inputs.count(name) ? g.inputs.at(name).dim(axis) : 0; };
+  s.max_len = std::max({length("mask", 1), length("x", 1), length("q", 2), length("v", 2)});
+  if (const ConfigNode& most = g.config["max_len"]; most.is_scalar() && !most.is_null())
+    s.max_len = std::max<i64>(s.max_len, std::stoll(most.text()));
   s.causal = g.config["causal"] && g.config["causal"].text() == "true";
   return s;
 }
@@ -132,45 +144,37 @@ void set_named(const std::string& file, const std::string& name, Tensor& target,
   target.copy_from(value);
 }
 
-// Parameters and buffers by name; what has no counterpart is returned for the side inputs.
-void fill_parameters(const Golden& g, AttentionCore& core) {
-  std::vector<std::string> missing;
+// Parameters and buffers by name. What the file lacks is returned: it must turn out to be unused.
+std::vector<Parameter*> fill_parameters(const Golden& g, AttentionCore& core) {
+  std::vector<Parameter*> missing;
   for (Parameter* p : core.parameters()) {
     const auto it = g.params.find(p->name);
     if (it == g.params.end())
-      missing.push_back("params/" + p->name);
+      missing.push_back(p);
     else
       set_named(g.file, p->name, p->value, it->second);
   }
   for (const Module::NamedBuffer& b : core.buffers())
     if (const auto it = g.inputs.find(b.path); it != g.inputs.end()) set_named(g.file, b.path, *b.tensor, it->second);
-  if (!missing.empty()) throw IoError(fmt::format("{}: missing datasets: {}", g.file, join(missing)));
+  return missing;
 }
 
-void require_inputs(const Golden& g, const AttentionCore& core) {
-  const std::pair<const char*, bool> wanted[] = {{"q", core.wants_q()}, {"k", core.wants_k()}, {"v", core.info().v}};
-  for (const auto& [name, needed] : wanted)
-    if (needed && !g.inputs.count(name)) throw IoError(fmt::format("{}: missing datasets: inputs/{}", g.file, name));
-}
-
-void run(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
-  const DTypeScope scope(t);
-  const std::unique_ptr<AttentionCore> core = build_attention(known_keys(g), spec_of(g), RngKey(1));
-  fill_parameters(g, *core);
-  require_inputs(g, *core);
-  Tape tape({.leaves = Tape::Leaves::Capture});
+// The file's tensors as the core reads them. Files say qk for a shared query and key, h for the values of a graph, and hold external tokens
+// apart (params eq, ek, ev [H, g, d]), which stand in front of the sequence here.
+struct Fed {
   AttentionInput in;
-  std::map<std::string, Tensor> extra, watched;
-  in.extra = &extra;
-  for (const auto& [name, value] : g.inputs) {
-    if (name == "cotangent") continue;
-    Tensor x = is_float(value.dtype()) ? value.to(t) : value;
-    if (g.grads.count(name)) watched[name] = x = tape.watch(x);
-    if (name == "q")
+  std::map<std::string, Tensor> extra, watched;  // watched: whatever has a gradient in the file
+};
+
+void feed(const Golden& g, DType t, Tape& tape, const AttentionCore& core, Fed& fed) {
+  AttentionInput& in = fed.in;
+  in.extra = &fed.extra;
+  const auto put = [&](const std::string& name, const Tensor& x) {
+    if (name == "q" || name == "qk")
       in.q = x;
     else if (name == "k")
       in.k = x;
-    else if (name == "v")
+    else if (name == "v" || name == "h")
       in.v = x;
     else if (name == "x")
       in.x = x;
@@ -178,16 +182,79 @@ void run(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
       in.mask = x;
     else
       in.side[name] = x;
+  };
+  const auto watch = [&](const std::string& name, const Tensor& value) {
+    const Tensor x = is_float(value.dtype()) ? value.to(t) : value;
+    if (!g.grads.count(name)) return x;
+    return fed.watched[name] = tape.watch(x);
+  };
+  for (const auto& [name, value] : g.inputs)
+    if (name.rfind("cotangent", 0) != 0) put(name, watch(name, value));
+  const std::pair<const char*, bool> wanted[] = {{"q", core.wants_q()}, {"k", core.wants_k()}, {"v", core.info().v}};
+  for (const auto& [name, needed] : wanted)
+    if (needed && !(name[0] == 'q' ? in.q : name[0] == 'k' ? in.k : in.v).defined())
+      throw IoError(fmt::format("{}: missing datasets: inputs/{}", g.file, name));
+  if (core.external_tokens() == 0) return;
+  const i64 B = in.q.dim(0), rows = core.external_tokens();
+  for (const auto& [name, x] : {std::pair{"eq", &in.q}, {"ek", &in.k}, {"ev", &in.v}}) {
+    if (!g.params.count(name)) throw IoError(fmt::format("{}: missing datasets: params/{}", g.file, name));
+    const Tensor e = watch(name, g.params.at(name));
+    *x = ops::concat({ops::expand(ops::reshape(e, {1, e.dim(0), e.dim(1), e.dim(2)}), {B, e.dim(0), e.dim(1), e.dim(2)}), *x}, 2);
   }
-  const Tensor o = core->attend(in, Ctx{});
-  checks.push_back(compare(g, "outputs/o", o, g.outputs.at("o"), t, false));
+  in.external = rows;
+  const auto in_front = [&](const Tensor& x, double value) {
+    Tensor out = Tensor::full({B, rows + x.dim(1)}, value, x.dtype());
+    out.slice(1, rows, rows + x.dim(1)).copy_from(x);
+    return out;
+  };
+  in.mask = in_front(in.mask.defined() ? in.mask : Tensor::full({B, in.q.dim(2) - rows}, 1, DType::U8), 1);
+  for (auto& [name, x] : in.side)
+    if (name == "token_ids" || name == "gmask") x = in_front(x, name == "token_ids" ? -1 : 0);
+}
+
+// A second layer with the same core (weights that layers share): inputs q2, k2, v2; the outputs add up.
+Tensor with_second_layer(const AttentionCore& core, const AttentionInput& in, const Ctx& ctx, const Tensor& o) {
+  if (!in.find("v2")) return o;
+  AttentionInput second = in;
+  second.q = in.find("q2") ? *in.find("q2") : Tensor();
+  second.k = in.find("k2") ? *in.find("k2") : Tensor();
+  second.v = *in.find("v2");
+  return ops::add(o, core.attend(second, ctx));
+}
+
+void run(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
+  const DTypeScope scope(t);
+  const std::unique_ptr<AttentionCore> core = build_attention(known_keys(g), spec_of(g), RngKey(1));
+  const std::vector<Parameter*> missing = fill_parameters(g, *core);
+  Tape tape({.leaves = Tape::Leaves::Capture});
+  Fed fed;
+  feed(g, t, tape, *core, fed);
+  StepEffects effects;
+  Ctx ctx;
+  ctx.training = g.config["training"] && g.config["training"].text() == "true";
+  ctx.effects = ctx.training ? &effects : nullptr;
+  Tensor o = with_second_layer(*core, fed.in, ctx, core->attend(fed.in, ctx));
+  Tensor cotangent = g.inputs.at("cotangent").to(t);
+  const i64 external = core->external_tokens();
+  const Tensor o_ext = external > 0 ? o.slice(2, 0, external) : Tensor();
+  checks.push_back(compare(g, "outputs/o", external > 0 ? o.slice(2, external, o.dim(2)) : o, g.outputs.at("o"), t, false));
+  if (external > 0) {
+    fed.extra["o_ext"] = o_ext;
+    const auto it = g.inputs.find("cotangent_ext");
+    if (it == g.inputs.end()) throw IoError(fmt::format("{}: missing datasets: inputs/cotangent_ext", g.file));
+    cotangent = ops::concat({it->second.to(t), cotangent}, 2);
+  }
   for (const auto& [name, want] : g.outputs)
-    if (name != "o") checks.push_back(compare(g, "outputs/" + name, extra[name], want, t, false));
+    if (name != "o") checks.push_back(compare(g, "outputs/" + name, fed.extra[name], want, t, false));
   if (!o.grad_ref()) return;
-  tape.backward(o, g.inputs.at("cotangent").to(t));
+  tape.backward(o, cotangent);
   std::map<std::string, Tensor> gradients;
-  for (const auto& [name, x] : watched) gradients[name] = tape.grad(x);
+  for (const auto& [name, x] : fed.watched) gradients[name] = tape.grad(x);
   for (Parameter* p : core->parameters()) gradients[p->name] = tape.grad(*p);
+  std::vector<std::string> needed;
+  for (const Parameter* p : missing)
+    if (gradients[p->name].defined()) needed.push_back("params/" + p->name);
+  if (!needed.empty()) throw IoError(fmt::format("{}: missing datasets: {}", g.file, join(needed)));
   for (const auto& [name, want] : g.grads) checks.push_back(compare(g, "grads/" + name, gradients[name], want, t, true));
 }
 

@@ -9,6 +9,8 @@ class Linear : public Module {
   Linear(i64 in, i64 out, RngKey key, bool bias = true);  // Xavier uniform, bias 0
   Linear(i64 in, i64 out, RngKey key, bool bias, Init weight_init);
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
+  Parameter& weight() { return weight_.parameter(); }
+  Parameter* bias() { return bias_ ? &bias_->parameter() : nullptr; }
 
  private:
   Weight weight_;                 // [in, out]

@@ -21,6 +21,11 @@ void visit_fields(V& v, StemConfig& c) {
   v("stride", c.stride, Range{1, 64}, "of the first convolution; shortens the sequence (one label a sequence only)");
 }
 
+std::vector<std::string> with_external(std::vector<std::string> names) {
+  names.push_back("external");
+  return names;
+}
+
 struct EncoderConfig {
   TransformerConfig t;
   std::string positions = "learned", pooling = "mean";
@@ -48,7 +53,8 @@ void visit_fields(V& v, EncoderConfig& c) {
   v("bias", c.t.bias, "biases in the attention projections");
   v("causal", c.t.causal, "each position sees itself and earlier ones only");
   v("positions", c.positions, OneOf{"learned", "sinusoidal", "rotary", "none"}, "how positions enter");
-  v("pooling", c.pooling, OneOf(pooling_names()), "one vector a sequence from its rows (one label a sequence)");
+  v("pooling", c.pooling, OneOf(with_external(pooling_names())),
+    "one vector a sequence from its rows (one label a sequence); external: the first external token");
   v("recompute", c.t.recompute, "drop a block's inner values and compute them again in backward: less memory, about a third more time");
   v("label_smoothing", c.label_smoothing, Range{0, 0.9}, "share of the target spread over all classes, in training");
   v("class_weights", c.class_weights, above(0), "factor of each class in the training loss, in label order; [] = 1 each");
@@ -104,7 +110,8 @@ class EncoderClassifier final : public Model {
           std::make_unique<Positions>(config_.positions == "learned" ? Positions::Kind::Learned : Positions::Kind::Sinusoidal,
                                       config_.t.max_len, D, key.fold_in("positions")));
     encoder_ = std::make_unique<Child<Transformer>>(this, "encoder", std::make_unique<Transformer>(config_.t, key.fold_in("encoder")));
-    if (target_ == DataInfo::Target::Sequence)
+    check_encoder();
+    if (target_ == DataInfo::Target::Sequence && config_.pooling != "external")
       pooling_ = std::make_unique<Child<Pooling>>(this, "pooling", std::make_unique<Pooling>(config_.pooling, D, key.fold_in("pooling")));
     head_ = std::make_unique<Child<Linear>>(this, "head", std::make_unique<Linear>(D, data.classes(), key.fold_in("head")));
     if (!config_.class_weights.empty()) weights_ = Tensor::from<double>(config_.class_weights, {data.classes()});
@@ -122,10 +129,9 @@ class EncoderClassifier final : public Model {
     if (ctx.training) x = ops::dropout(x, config_.embedding_dropout, ctx.at("embedding").key, ctx.rows);
     SideInputs side;
     if (batch.tokens.defined() && config_.stem.stride == 1) side.tensors["token_ids"] = batch.tokens;
-    x = (*encoder_)->forward(x, mask, side, ctx.at("encoder"));
-    if (pooling_) x = (*pooling_)->forward(x, mask);
+    const Encoded e = (*encoder_)->forward(x, mask, side, ctx.at("encoder"));
     Output out;
-    out.logits = (*head_)->forward(x);
+    out.logits = (*head_)->forward(pool(e));
     if (batch.labels.defined()) out.loss = loss(out.logits, batch.labels, ctx);
     return out;
   }
@@ -145,7 +151,7 @@ class EncoderClassifier final : public Model {
     for (std::size_t i = 0; i < (*encoder_)->blocks().size(); ++i) {
       TransformerBlock& block = **(*encoder_)->blocks()[i];
       row("block " + std::to_string(i), "attention " + std::string(block.attention().core().info().name), block.attention());
-      row("", "feed-forward " + config_.t.activation, block.feed_forward());
+      if (block.feed_forward()) row("", "feed-forward " + config_.t.activation, *block.feed_forward());
     }
     i64 norms = count(*this) - count(**head_) - (pooling_ ? count(**pooling_) : 0);  // what no other row holds
     for (const LayerSummary& r : rows) norms -= r.parameters;
@@ -164,6 +170,20 @@ class EncoderClassifier final : public Model {
     if (!config_.class_weights.empty() && static_cast<i64>(config_.class_weights.size()) != data.classes())
       throw ConfigError(fmt::format("model.class_weights: got {} values, the data has {} classes: {}", config_.class_weights.size(),
                                     data.classes(), join(data.labels)));
+  }
+
+  void check_encoder() const {
+    const Transformer& encoder = **encoder_;
+    if (target_ == DataInfo::Target::Frame && encoder.shortens())
+      throw ConfigError("model.attention: reduced_query shortens N tokens to M outputs; this task needs one output per token");
+    if (config_.pooling == "external" && encoder.external_tokens() == 0)
+      throw ConfigError("model.pooling: got 'external', but no attention layer asks for external tokens");
+  }
+
+  Tensor pool(const Encoded& e) const {
+    if (target_ == DataInfo::Target::Frame) return e.x;
+    if (pooling_) return (*pooling_)->forward(e.x, e.mask);
+    return ops::reshape(ops::slice(e.external, 1, 0, 1), {e.external.dim(0), -1});
   }
 
   LossSum loss(const Tensor& logits, const Tensor& labels, const Ctx& ctx) const {

@@ -1,18 +1,21 @@
 #include "models/transformer.h"
 
+#include <algorithm>
+
 #include "autograd/ops.h"
 #include "autograd/recompute.h"
 
 namespace tapeformer {
 namespace {
 
-AttentionSpec spec_of(const TransformerConfig& c) {
+AttentionSpec spec_of(const TransformerConfig& c, SharedWeights* shared) {
   return {.dim = c.dim,
           .heads = c.heads,
           .head_dim = c.head_dim.value_or(c.dim / c.heads),
           .max_len = c.max_len,
           .causal = c.causal,
-          .dropout = c.attention_dropout};
+          .dropout = c.attention_dropout,
+          .shared = shared};
 }
 
 }  // namespace
@@ -27,62 +30,130 @@ void validate(const TransformerConfig& c) {
         fmt::format("model.attention: the list has {} entries, expected one for each of the {} layers", c.attention.size(), c.layers));
 }
 
-TransformerBlock::TransformerBlock(const TransformerConfig& c, const ConfigNode& attention, RngKey key)
+TransformerBlock::TransformerBlock(const TransformerConfig& c, const ConfigNode& attention, SharedWeights* shared, RngKey key)
     : pre_(c.norm_position == "pre"),
+      whole_(attention_registry().get(attention_type(attention)).info.place == Place::Block),
       dropout_(c.dropout),
-      norm1_(this, "norm1", std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key.fold_in("norm1"))),
-      norm2_(this, "norm2", std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key.fold_in("norm2"))),
-      attention_(this, "attention", std::make_unique<AttentionLayer>(attention, spec_of(c), c.bias, c.rotary, key.fold_in("attention"))),
-      feed_forward_(
-          this, "feed_forward",
-          std::make_unique<FeedForward>(c.dim, c.ff_dim.value_or(4 * c.dim), c.activation, c.dropout, key.fold_in("feed_forward"))) {}
-
-Tensor TransformerBlock::forward(const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx& ctx) const {
-  const auto add = [&](const Tensor& a, const Tensor& b, const char* name) {
-    return ops::add(a, ctx.training ? ops::dropout(b, dropout_, ctx.at(name).key, ctx.rows) : b);
+      attention_(this, "attention",
+                 std::make_unique<AttentionLayer>(attention, spec_of(c, shared), c.bias, c.rotary, key.fold_in("attention"))) {
+  if (whole_) return;
+  const auto norm = [&](const char* name) {
+    return std::make_unique<Child<Norm>>(this, name, std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key.fold_in(name)));
   };
-  if (pre_) {
-    const Tensor y = add(x, attention_->forward(norm1_->forward(x), mask, side, ctx.at("attention")), "drop1");
-    return add(y, feed_forward_->forward(norm2_->forward(y), ctx.at("feed_forward")), "drop2");
-  }
-  const Tensor y = norm1_->forward(add(x, attention_->forward(x, mask, side, ctx.at("attention")), "drop1"));
-  return norm2_->forward(add(y, feed_forward_->forward(y, ctx.at("feed_forward")), "drop2"));
+  norm1_ = norm("norm1");
+  norm2_ = norm("norm2");
+  feed_forward_ = std::make_unique<Child<FeedForward>>(
+      this, "feed_forward",
+      std::make_unique<FeedForward>(c.dim, c.ff_dim.value_or(4 * c.dim), c.activation, c.dropout, key.fold_in("feed_forward")));
 }
 
-Transformer::Transformer(const TransformerConfig& c, RngKey key) : recompute_(c.recompute) {
+Tensor TransformerBlock::forward(const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx& ctx) const {
+  const Ctx inner = ctx.at("attention");
+  if (whole_) return attention_->forward(x, mask, side, inner);
+  const auto add = [&](const Tensor& a, const Tensor& b, const char* name) {
+    const Tensor y = ctx.training ? ops::dropout(b, dropout_, ctx.at(name).key, ctx.rows) : b;
+    return a.defined() ? ops::add(a, y) : y;
+  };
+  const AttentionCore& core = attention_->core();
+  const Tensor shortcut = core.shortens() ? core.shorten(x, mask).x : x;
+  const Norm &first = **norm1_, &second = **norm2_;
+  if (pre_) {
+    const Tensor y = add(shortcut, attention_->forward(first.forward(x), mask, side, inner), "drop1");
+    return add(y, (*feed_forward_)->forward(second.forward(y), ctx.at("feed_forward")), "drop2");
+  }
+  const Tensor y = first.forward(add(shortcut, attention_->forward(x, mask, side, inner), "drop1"));
+  return second.forward(add(y, (*feed_forward_)->forward(y, ctx.at("feed_forward")), "drop2"));
+}
+
+Transformer::Transformer(const TransformerConfig& c, RngKey key)
+    : recompute_(c.recompute), shared_(this, "shared", std::make_unique<SharedWeights>()) {
   validate(c);
   for (i64 i = 0; i < c.layers; ++i) {
     const ConfigNode& attention =
         c.attention.empty() ? ConfigNode() : c.attention[c.attention.size() == 1 ? 0 : static_cast<std::size_t>(i)];
     blocks_.push_back(std::make_unique<Child<TransformerBlock>>(
-        this, "blocks." + std::to_string(i), std::make_unique<TransformerBlock>(c, attention, key.fold_in(static_cast<std::uint64_t>(i)))));
+        this, "blocks." + std::to_string(i),
+        std::make_unique<TransformerBlock>(c, attention, &*shared_, key.fold_in(static_cast<std::uint64_t>(i)))));
   }
+  make_external_tokens(c.dim, key);
   if (c.norm_position == "pre")
     last_norm_ = std::make_unique<Child<Norm>>(this, "norm", std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key));
 }
 
-Tensor Transformer::forward(const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx& ctx) const {
-  Tensor y = x;
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    TransformerBlock& block = **blocks_[i];
-    const Ctx here = ctx.at(static_cast<i64>(i));
-    if (!recompute_ || Tape::current() == nullptr) {
-      y = block.forward(y, mask, side, here);
-      continue;
-    }
-    const std::vector<i64> rows(ctx.rows.begin(), ctx.rows.end());
-    auto first = std::make_shared<bool>(true);
-    y = recompute(
-        [&block, mask, side, here, rows, first](std::span<const Tensor> in) {
-          Ctx inner = here;
-          inner.rows = rows;
-          if (!*first) inner.effects = nullptr;  // the second forward must not act twice
-          *first = false;
-          return block.forward(in[0], mask, side, inner);
-        },
-        {y}, block.parameters());
+void Transformer::make_external_tokens(i64 dim, RngKey key) {
+  i64 rows = 0;
+  for (const auto& block : blocks_) {
+    const i64 wanted = (*block)->attention().core().external_tokens();
+    if (rows > 0 && wanted > 0 && wanted != rows)
+      throw ConfigError(
+          fmt::format("model.attention: one layer asks for {} external tokens, another for {}; they are the same rows", rows, wanted));
+    rows = std::max(rows, wanted);
   }
-  return last_norm_ ? (*last_norm_)->forward(y) : y;
+  if (rows == 0) return;
+  if (shortens()) throw ConfigError("model.attention: external tokens and a layer that shortens the sequence do not go together");
+  external_ = std::make_unique<Weight>(this, "external_tokens", Shape{rows, dim}, Init::normal(0.02), key, false);
+}
+
+bool Transformer::shortens() const {
+  return std::any_of(blocks_.begin(), blocks_.end(), [](const auto& b) { return (*b)->attention().core().shortens(); });
+}
+
+Tensor Transformer::run_block(std::size_t i, const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx& ctx) const {
+  TransformerBlock& block = **blocks_[i];
+  if (!recompute_ || Tape::current() == nullptr) return block.forward(x, mask, side, ctx);
+  const std::vector<i64> rows(ctx.rows.begin(), ctx.rows.end());
+  auto first = std::make_shared<bool>(true);
+  std::vector<Parameter*> weights = block.parameters();
+  for (Parameter* p : shared_->parameters()) weights.push_back(p);
+  return recompute(
+      [&block, mask, side, ctx, rows, first](std::span<const Tensor> in) {
+        Ctx inner = ctx;
+        inner.rows = rows;
+        if (!*first) inner.effects = nullptr;  // the second forward must not act twice
+        *first = false;
+        return block.forward(in[0], mask, side, inner);
+      },
+      {x}, weights);
+}
+
+namespace {
+
+// Rows of `value` before t [B, N].
+Tensor in_front(const Tensor& t, i64 rows, double value) {
+  Tensor out = Tensor::full({t.dim(0), rows + t.dim(1)}, value, t.dtype());
+  out.slice(1, rows, rows + t.dim(1)).copy_from(t);
+  return out;
+}
+
+}  // namespace
+
+Encoded Transformer::forward(const Tensor& x, const Tensor& mask, const SideInputs& given, const Ctx& ctx) const {
+  Encoded out{x, mask, {}};
+  SideInputs side = given;
+  const i64 B = x.dim(0), D = x.dim(2), g = external_tokens();
+  if (g > 0) {
+    out.x = ops::concat({ops::expand(ops::reshape(external_->get(), {1, g, D}), {B, g, D}), x}, 1);
+    if (mask.defined()) out.mask = in_front(mask, g, 1);
+    for (auto& [name, t] : side.tensors)
+      if (t.rank() == 2 && t.dim(0) == B && t.dim(1) == x.dim(1)) t = in_front(t, g, name == "token_ids" ? -1 : 0);
+    side.external = g;
+  }
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const AttentionCore& core = (*blocks_[i])->attention().core();
+    const Tensor y = run_block(i, out.x, out.mask, side, ctx.at(static_cast<i64>(i)));
+    if (core.shortens()) {  // rows are no longer positions
+      out.mask = core.shorten(out.x, out.mask).mask;
+      side.tensors.clear();
+    }
+    out.x = y;
+  }
+  if (last_norm_) out.x = (*last_norm_)->forward(out.x);
+  if (g > 0) {
+    out.external = ops::slice(out.x, 1, 0, g);
+    out.x = ops::slice(out.x, 1, g, out.x.dim(1));
+    out.mask = mask;
+  }
+  return out;
 }
 
 }  // namespace tapeformer

@@ -25,27 +25,40 @@ void validate(const TransformerConfig&);  // ConfigError
 
 class TransformerBlock : public Module {
  public:
-  TransformerBlock(const TransformerConfig&, const ConfigNode& attention, RngKey key);
-  Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;  // [B, N, D] -> [B, N, D]
+  TransformerBlock(const TransformerConfig&, const ConfigNode& attention, SharedWeights* shared, RngKey key);
+  Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;  // [B, N, D] -> [B, N or fewer, D]
   AttentionLayer& attention() { return *attention_; }
-  FeedForward& feed_forward() { return *feed_forward_; }
+  FeedForward* feed_forward() { return feed_forward_ ? &**feed_forward_ : nullptr; }
 
  private:
-  bool pre_;
+  bool pre_, whole_;  // whole: the attention's variant is the block
   double dropout_;
-  Child<Norm> norm1_, norm2_;
+  std::unique_ptr<Child<Norm>> norm1_, norm2_;
   Child<AttentionLayer> attention_;
-  Child<FeedForward> feed_forward_;
+  std::unique_ptr<Child<FeedForward>> feed_forward_;
+};
+
+struct Encoded {
+  Tensor x;         // [B, N or fewer, D]
+  Tensor mask;      // u8, of its rows
+  Tensor external;  // [B, g, D]: the external tokens at the end, or undefined
 };
 
 class Transformer : public Module {
  public:
   Transformer(const TransformerConfig&, RngKey key);
-  Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;  // with the last norm when pre-norm
+  Encoded forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;  // with the last norm when pre-norm
+  bool shortens() const;                                                                      // some layer gives fewer rows than it reads
+  i64 external_tokens() const { return external_ ? external_->shape()[0] : 0; }
   const std::vector<std::unique_ptr<Child<TransformerBlock>>>& blocks() const { return blocks_; }
 
  private:
+  Tensor run_block(std::size_t i, const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;
+  void make_external_tokens(i64 dim, RngKey key);
+
   bool recompute_;
+  Child<SharedWeights> shared_;
+  std::unique_ptr<Weight> external_;  // [g, D]
   std::vector<std::unique_ptr<Child<TransformerBlock>>> blocks_;
   std::unique_ptr<Child<Norm>> last_norm_;
 };

@@ -1,5 +1,6 @@
 #include "tests/attention/cases.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -8,46 +9,12 @@
 namespace tapeformer::suite {
 namespace {
 
-const std::vector<Case>& further_cases() {
-  static const std::vector<Case> cases{
-      {.type = "full", .config = "{scale: 0.3}"},
-      {.type = "full", .config = "{impl: naive}", .quadratic = true},
-      {.type = "local", .config = "{window: 0}"},
-      {.type = "local", .config = "{window: 1}"},  // the first key of a tile's first row ends the tile before
-      {.type = "local", .config = "{window_left: 64, window_right: 63}"},
-      {.type = "local", .config = "{window_left: 4, window_right: 1}"},
-      {.type = "local", .config = "{window_left: 0, window_right: 2, scale: 0.7}"},
-      {.type = "local", .config = "{mode: block, block_size: 3}"},
-      {.type = "local", .config = "{mode: block, block_size: 4, look_back: 2, look_forward: 0}"},
-      {.type = "local", .config = "{mode: block, block_size: 2, look_back: 0, look_forward: 1}"},
-      {.type = "linear_transformer", .config = "{feature_map: relu, eps: 1e-2, chunk: 3}"},
-      {.type = "linear_transformer", .config = "{feature_map: exp, chunk: 2}"},
-      {.type = "linear_transformer", .config = "{feature_map: identity, normalize: false, scale: 0.5, chunk: 4}"},
-      {.type = "synthesizer", .config = "{kind: dense}"},
-      {.type = "synthesizer", .config = "{kind: dense, hidden: 3}"},
-      {.type = "synthesizer", .config = "{kind: fixed_random}"},
-      {.type = "sinkhorn", .config = "{block_size: 3, pool: sum, iters: 3, sort_hidden: 5}"},
-      {.type = "sinkhorn", .config = "{block_size: 2, normalise: softmax, temperature: 0.5}"},
-      {.type = "sinkhorn", .config = "{block_size: 3, hard: true}", .exact_gradient = false},
-      {.type = "sinkhorn", .config = "{block_size: 3, hard: true, normalise: softmax}", .exact_gradient = false},
-      {.type = "sinkhorn", .config = "{block_size: 3, sortcut: 2}"},
-      {.type = "sinkhorn", .config = "{block_size: 2, sortcut: 1, normalise: softmax}"},
-      {.type = "sinkhorn", .config = "{block_size: 3, sortcut: 2, hard: true}", .exact_gradient = false},
-      {.type = "hybrid", .config = "{heads: [{type: full}, {type: local, window: 2}]}"},
-      {.type = "hybrid", .config = "{heads: [{type: sinkhorn, block_size: 3}, {type: synthesizer, kind: dense}]}"},
-      {.type = "hybrid", .config = "{heads: [{type: synthesizer}, {type: full, scale: 0.4}]}"},
-      {.type = "hybrid", .config = "{heads: [{type: linear_transformer, repeat: 2}]}"},
-      {.type = "hybrid", .config = "{heads: [{type: sinkhorn, block_size: 4, repeat: 2}]}"},
-      {.type = "hybrid", .config = "{combine: union, heads: [{type: local, window: 1}, {type: local, mode: block, block_size: 3}]}"},
-      {.type = "hybrid", .config = "{combine: union, scale: 0.6, heads: [{type: local, window_left: 3, window_right: 0}]}"},
-      {.type = "hybrid", .config = "{combine: union, heads: [{type: full}, {type: local, window: 1}]}"},
-  };
+std::vector<Case>& further_cases() {
+  static std::vector<Case> cases;
   return cases;
 }
 
-bool has_causal_form(const Case& c) {
-  return attention_registry().get(c.type).info.causal && c.config.find("sortcut") == std::string::npos;
-}
+bool has_causal_form(const Case& c) { return attention_registry().get(c.type).info.causal && !c.both_ways; }
 
 i64 samples_of(const AttentionInput& in) { return in.any().dim(0); }
 
@@ -55,12 +22,18 @@ i64 samples_of(const AttentionInput& in) { return in.any().dim(0); }
 
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.type << " " << c.config << (c.causal ? " causal" : ""); }
 
+bool add_cases(std::vector<Case> cases) {
+  further_cases().insert(further_cases().end(), cases.begin(), cases.end());
+  return true;
+}
+
 std::vector<Case> all_cases() {
   std::vector<Case> plain;
   for (const std::string& name : attention_registry().names())
     plain.push_back({.type = name, .config = attention_registry().get(name).info.example, .name = "example"});
+  std::map<std::string, int> settings;
   for (Case c : further_cases()) {
-    c.name = std::to_string(plain.size());
+    c.name = std::to_string(++settings[c.type]);
     plain.push_back(c);
   }
   std::vector<Case> out;
@@ -115,7 +88,9 @@ AttentionInput random_input(const AttentionCore& core, const Sizes& s, DType t, 
   in.x = random_tensor({s.B, s.N, s.dim()}, t, key.fold_in("x").value());
   if (core.wants_q()) in.q = random_tensor({s.B, s.H, s.N, s.d}, t, key.fold_in("q").value());
   if (core.wants_k()) in.k = random_tensor({s.B, s.H, s.N, s.d}, t, key.fold_in("k").value());
-  in.v = random_tensor({s.B, s.H, s.N, s.d}, t, key.fold_in("v").value());
+  const i64 values = core.value_dim() > 0 ? core.value_dim() : s.d;
+  if (core.info().v) in.v = random_tensor({s.B, s.H, s.N, values}, t, key.fold_in("v").value());
+  in.external = core.external_tokens();
   Tensor ids = Tensor::empty({s.B, s.N}, DType::I64);
   for (i64 i = 0; i < ids.numel(); ++i) ids.mut_ptr<i64>()[i] = static_cast<i64>(key.below(static_cast<std::uint64_t>(i), 5));
   in.side["token_ids"] = ids;
@@ -136,6 +111,20 @@ Tensor mixed_mask(i64 B, i64 N) {
         p[b * N + n] = kind == 2 ? 0 : n < N - N / 4 - 1;
     }
   return m;
+}
+
+Tensor mask_of(const AttentionCore& core, Tensor mask) {
+  if (core.external_tokens() > 0) mask.slice(1, 0, std::min(core.external_tokens(), mask.dim(1))).fill(1);
+  return mask;
+}
+
+Tensor output_mask(const AttentionCore& core, const AttentionInput& in) {
+  return core.shortens() ? core.shorten(in.x, in.mask).mask : in.mask;
+}
+
+Tensor random_upstream(const AttentionCore& core, const AttentionInput& in, std::uint64_t seed) {
+  const Tensor o = core.attend(in, {});
+  return random_tensor(o.shape(), o.dtype(), seed);
 }
 
 Tensor stack_rows(const Tensor& t, const std::vector<i64>& rows) {
@@ -193,7 +182,7 @@ Result run(AttentionCore& core, AttentionInput in, const Ctx& ctx, const Tensor&
 }
 
 Result run(AttentionCore& core, const AttentionInput& in, const Ctx& ctx) {
-  return run(core, in, ctx, random_tensor(in.v.shape(), in.v.dtype(), 11 + static_cast<std::uint64_t>(samples_of(in))));
+  return run(core, in, ctx, random_upstream(core, in, 11 + static_cast<std::uint64_t>(samples_of(in))));
 }
 
 bool same_bits(const Tensor& a, const Tensor& b) {

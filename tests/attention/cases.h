@@ -14,12 +14,14 @@ struct Case {
   bool causal = false;
   bool exact_gradient = true;  // false: a straight-through gradient, no derivative
   bool quadratic = false;      // keeps N x N by design
+  bool both_ways = false;      // this setting has no causal form, though the variant has
   std::string name;            // for the test's name
 };
 std::ostream& operator<<(std::ostream&, const Case&);
 
-// Every registered variant by its example, then the table of further settings; each also causal where the variant can.
+// Every registered variant by its example, then the further settings; each also causal where the variant can.
 std::vector<Case> all_cases();
+bool add_cases(std::vector<Case>);  // further settings; called once by every cases_*.cpp
 
 struct Sizes {
   i64 B = 3, N = 7, H = 2, d = 4;
@@ -32,11 +34,14 @@ ConfigNode config_of(const Case&);
 std::unique_ptr<AttentionCore> build(const Case&, const AttentionSpec&, std::uint64_t seed = 1);
 void copy_parameters(AttentionCore& from, AttentionCore& to);
 
-// x, q, k, v (those the core wants) and token_ids. No mask.
+// x, q, k, v (those the core wants) and token_ids. No mask. External tokens are the first rows of the N.
 AttentionInput random_input(const AttentionCore&, const Sizes&, DType, std::uint64_t seed = 3);
 AttentionInput take_samples(const AttentionInput&, const std::vector<i64>& samples);
 // Sample 0: padding on the left; 1: holes; 2: nothing but padding; then: padding at the end.
 Tensor mixed_mask(i64 B, i64 N);
+Tensor mask_of(const AttentionCore&, Tensor mask);                                        // the same with external tokens real
+Tensor output_mask(const AttentionCore&, const AttentionInput&);                          // of the rows of its output
+Tensor random_upstream(const AttentionCore&, const AttentionInput&, std::uint64_t seed);  // of its output's shape
 Tensor random_tensor(Shape, DType, std::uint64_t seed);
 Tensor stack_rows(const Tensor&, const std::vector<i64>& rows);  // rows of axis 0, by number
 // Values at positions where `where` (u8 [B, N]) is `when` become `value`; t is [B, N, D] or [B, H, N, d].

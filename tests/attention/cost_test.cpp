@@ -18,7 +18,7 @@ Cost cost_of(const Case& c, i64 N) {
   const Sizes s{.B = 1, .N = N, .H = 2, .d = 4};
   const auto core = build(c, spec_of(c, s));
   const AttentionInput in = random_input(*core, s, DType::F32);
-  const Tensor upstream = random_tensor(in.v.shape(), DType::F32, 4);
+  const Tensor upstream = random_upstream(*core, in, 4);
   Cost cost;
   const double pairs = static_cast<double>(counters::now().attention_pairs);
   const std::size_t start = memory::stats().live;
