@@ -20,6 +20,22 @@ void put_features(const Sample& s, float* row, i64 dim) {
   std::memcpy(row, f.ptr<float>(), f.bytes());
 }
 
+void put_edges(const std::vector<Sample>& samples, std::map<std::string, Tensor>& side) {
+  i64 count = 0;
+  for (const Sample& s : samples) count += s.edges.defined() ? s.edges.dim(1) : 0;
+  Tensor edges = Tensor::empty({2, count}, DType::I64), batch = Tensor::empty({count}, DType::I64);
+  for (i64 b = 0, at = 0; b < static_cast<i64>(samples.size()); ++b) {
+    const Tensor& own = samples[static_cast<std::size_t>(b)].edges;
+    if (!own.defined()) continue;
+    const i64 E = own.dim(1);
+    for (i64 row = 0; row < 2; ++row) std::copy_n(own.ptr<i64>() + row * E, E, edges.mut_ptr<i64>() + row * count + at);
+    std::fill_n(batch.mut_ptr<i64>() + at, E, b);
+    at += E;
+  }
+  side["edges"] = std::move(edges);
+  side["edge_batch"] = std::move(batch);
+}
+
 }  // namespace
 
 std::string_view name_of(Part part) { return part == Part::Train ? "train" : part == Part::Valid ? "valid" : "test"; }
@@ -65,6 +81,7 @@ Batch collate(const std::vector<Sample>& samples, const std::vector<i64>& rows, 
     else
       labels[b] = s.label;
   }
+  if (std::any_of(samples.begin(), samples.end(), [](const Sample& s) { return s.edges.defined(); })) put_edges(samples, batch.side);
   return batch;
 }
 

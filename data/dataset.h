@@ -1,6 +1,7 @@
 // dataset.h: what a data set hands to training. `data` knows tensors and files, not models: a batch is a few named
 // tensors.
 #pragma once
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,12 +32,14 @@ struct DataInfo {
   i64 feature_dim = 0;              // Features
   i64 max_length = 0;               // longest input that can occur (after truncation)
   std::vector<std::string> labels;  // class names in label order
+  std::vector<std::string> side;    // names in Batch::side
   i64 classes() const { return static_cast<i64>(labels.size()); }
 };
 
 struct Sample {
   std::vector<i64> tokens;        // Tokens
   Tensor features;                // Features: f32 [N, F]
+  Tensor edges;                   // i64 [2, E], row 0 the source and row 1 the target of each edge, or undefined
   i64 label = kIgnoreLabel;       // Sequence
   std::vector<i64> frame_labels;  // Frame: one each position, kIgnoreLabel where unknown
   i64 length() const { return features.defined() ? features.dim(0) : static_cast<i64>(tokens.size()); }
@@ -55,10 +58,12 @@ class Dataset {
 
 // B samples padded at the end to the longest.
 struct Batch {
-  Tensor tokens;          // i64 [B, N] (0 at padding) or undefined
-  Tensor features;        // f32 [B, N, F] (0 at padding) or undefined
-  Tensor mask;            // u8 [B, N], 1 = real
-  Tensor labels;          // i64 [B] or [B, N], kIgnoreLabel where there is none
+  Tensor tokens;    // i64 [B, N] (0 at padding) or undefined
+  Tensor features;  // f32 [B, N, F] (0 at padding) or undefined
+  Tensor mask;      // u8 [B, N], 1 = real
+  Tensor labels;    // i64 [B] or [B, N], kIgnoreLabel where there is none
+  // What only some models look at, by name. Graphs: edges i64 [2, E] of all samples, edge_batch i64 [E] the row that each belongs to.
+  std::map<std::string, Tensor> side;
   std::vector<i64> rows;  // global sample index of each row
   i64 size() const { return static_cast<i64>(rows.size()); }
   i64 length() const { return mask.dim(1); }

@@ -39,13 +39,13 @@ bool holds(const Table& table, const TableRow& row, const std::pair<std::string,
   return std::find(condition.second.begin(), condition.second.end(), value) != condition.second.end();
 }
 
+}  // namespace
+
 bool keeps(const RowFilter& filter, const Table& table, const TableRow& row) {
   if (!row.problem.empty()) return true;
   const auto held = [&](const auto& condition) { return holds(table, row, condition); };
   return std::all_of(filter.where.begin(), filter.where.end(), held) && std::none_of(filter.exclude.begin(), filter.exclude.end(), held);
 }
-
-}  // namespace
 
 PartSource read_source(const ConfigNode& node) {
   PartSource source;

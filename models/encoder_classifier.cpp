@@ -110,7 +110,7 @@ class EncoderClassifier final : public Model {
           std::make_unique<Positions>(config_.positions == "learned" ? Positions::Kind::Learned : Positions::Kind::Sinusoidal,
                                       config_.t.max_len, D, key.fold_in("positions")));
     encoder_ = std::make_unique<Child<Transformer>>(this, "encoder", std::make_unique<Transformer>(config_.t, key.fold_in("encoder")));
-    check_encoder();
+    check_encoder(data);
     if (target_ == DataInfo::Target::Sequence && config_.pooling != "external")
       pooling_ = std::make_unique<Child<Pooling>>(this, "pooling", std::make_unique<Pooling>(config_.pooling, D, key.fold_in("pooling")));
     head_ = std::make_unique<Child<Linear>>(this, "head", std::make_unique<Linear>(D, data.classes(), key.fold_in("head")));
@@ -127,7 +127,7 @@ class EncoderClassifier final : public Model {
     }
     if (positions_) x = (*positions_)->forward(x);
     if (ctx.training) x = ops::dropout(x, config_.embedding_dropout, ctx.at("embedding").key, ctx.rows);
-    SideInputs side;
+    SideInputs side{batch.side};
     if (batch.tokens.defined() && config_.stem.stride == 1) side.tensors["token_ids"] = batch.tokens;
     const Encoded e = (*encoder_)->forward(x, mask, side, ctx.at("encoder"));
     Output out;
@@ -172,12 +172,21 @@ class EncoderClassifier final : public Model {
                                     data.classes(), join(data.labels)));
   }
 
-  void check_encoder() const {
+  void check_encoder(const DataInfo& data) const {
     const Transformer& encoder = **encoder_;
     if (target_ == DataInfo::Target::Frame && encoder.shortens())
       throw ConfigError("model.attention: reduced_query shortens N tokens to M outputs; this task needs one output per token");
     if (config_.pooling == "external" && encoder.external_tokens() == 0)
       throw ConfigError("model.pooling: got 'external', but no attention layer asks for external tokens");
+    std::vector<std::string> offered = data.side;
+    if (data.input == DataInfo::Input::Tokens && config_.stem.stride == 1) offered.push_back("token_ids");
+    for (const auto& block : encoder.blocks()) {
+      const AttentionInfo& info = (*block)->attention().core().info();
+      for (const std::string& name : info.side)
+        if (std::find(offered.begin(), offered.end(), name) == offered.end())
+          throw ConfigError(fmt::format("model.attention: {} needs the side input '{}', the data offers: {}", info.name, name,
+                                        offered.empty() ? "none" : join(offered)));
+    }
   }
 
   Tensor pool(const Encoded& e) const {

@@ -72,7 +72,7 @@ TEST_F(TextData, ConfigMistakes) {
   EXPECT_TRUE(contains(error("label,text\na,x\na,\nb,\n"), "train.csv:3"));  // the bad row, not the label count that it led to
   EXPECT_TRUE(contains(error("label,text\na,x\na,y\n"), "got 1 different label ('a'), expected two or more"));
   EXPECT_TRUE(contains(message_of([] { load_data(ConfigNode::parse("type: txet", "run.yaml")); }),
-                       "run.yaml:1: type: got 'txet', expected one of: audio, features, text (did you mean 'text'?)"));
+                       "run.yaml:1: type: got 'txet', expected one of: audio, features, graph, text (did you mean 'text'?)"));
   EXPECT_TRUE(contains(message_of([] { load_data(ConfigNode::parse("type: text", "run.yaml")); }), "no key 'train'"));
   EXPECT_TRUE(contains(message_of([] { load_data(ConfigNode::parse("max_length: 3", "run.yaml")); }), "no key 'type'"));
   EXPECT_TRUE(contains(error(kTrain, "tokenizer: {type: byte, vocab: 9}"), "a byte tokenizer has a fixed vocabulary"));
