@@ -72,6 +72,18 @@ Tensor real_rows(const Tensor& x, const Tensor& mask) {
   return ops::mask_rows(x, m.view({m.dim(0), 1, m.dim(1)}).expand({m.dim(0), x.dim(1), m.dim(1)}));
 }
 
+i64 table_length(const std::optional<i64>& max_len, const AttentionSpec& spec) {
+  const i64 length = max_len.value_or(spec.max_len);
+  if (length < 1) throw ConfigError("max_len: missing; the longest input must be known");
+  if (spec.max_len > length)
+    throw ConfigError(fmt::format("max_len: got {}, expected at least {}, the longest input of the model", length, spec.max_len));
+  return length;
+}
+
+void check_length(const char* variant, i64 length, i64 max_len) {
+  if (length > max_len) throw ShapeError(fmt::format("[{}] the input has {} positions, max_len is {}", variant, length, max_len));
+}
+
 void warn_unused(const std::string& message) {
   static std::mutex mutex;
   static std::set<std::string> said;

@@ -28,11 +28,13 @@ struct AttentionSpec {  // what the model tells every variant
   i64 dim = 0;          // D, width of x
   i64 heads = 1;        // H
   i64 head_dim = 0;     // d; the heads' outputs are H d wide
+  i64 value_dim = 0;    // dv, width of a head of v; 0 = d
   i64 max_len = 0;      // longest input the model accepts
   bool causal = false;
   double dropout = 0;               // on the attention weights, training only
   bool hybrid = false;              // the core serves some heads of a hybrid
   SharedWeights* shared = nullptr;  // null: nothing is shared
+  i64 dv() const { return value_dim > 0 ? value_dim : head_dim; }
 };
 
 struct AttentionInput {
@@ -162,6 +164,11 @@ bool register_attention(const char* file = __builtin_FILE()) {
 // x [B, N, D] or [B, H, N, d] with the rows of padding 0 and without a gradient; x itself where there is no padding. For what runs over
 // rows before the engine skips them: a product or a function of padding that holds NaN is NaN.
 Tensor real_rows(const Tensor& x, const Tensor& mask);
+
+// Positions that a variant's tables are made for: its own max_len or the model's. ConfigError where neither is known or the model's inputs
+// are longer.
+i64 table_length(const std::optional<i64>& max_len, const AttentionSpec&);
+void check_length(const char* variant, i64 length, i64 max_len);  // ShapeError naming both when length > max_len
 
 // Warns once a process and message; for keys that the chosen mode does not use.
 void warn_unused(const std::string& message);

@@ -31,10 +31,7 @@ class Synthesizer final : public AttentionCore {
             .q = false,
             .k = false};
   }
-  Synthesizer(Config c, const AttentionSpec& s, RngKey key) : config_(c), spec_(s), length_(c.max_len.value_or(s.max_len)) {
-    if (length_ < 1) throw ConfigError("max_len: missing; the longest input must be known");
-    if (s.max_len > length_)
-      throw ConfigError(fmt::format("max_len: got {}, expected at least {}, the longest input of the model", length_, s.max_len));
+  Synthesizer(Config c, const AttentionSpec& s, RngKey key) : config_(c), spec_(s), length_(table_length(c.max_len, s)) {
     const i64 H = s.heads, hidden = c.hidden.value_or(s.head_dim);
     if (c.hidden && c.kind != "dense") warn_unused("attention.synthesizer: hidden has no effect with kind: " + c.kind);
     if (c.kind == "dense") {
@@ -57,7 +54,7 @@ class Synthesizer final : public AttentionCore {
 
   Tensor attend(const AttentionInput& in, const Ctx& ctx) const override {
     const i64 B = in.v.dim(0), H = in.v.dim(1), N = in.v.dim(2);
-    if (N > length_) throw ShapeError(fmt::format("[synthesizer] the input has {} positions, max_len is {}", N, length_));
+    check_length(describe().name, N, length_);
     ops::AttentionOptions o{.scale = 1.0, .causal = spec_.causal, .query_mask = in.mask, .key_mask = in.mask};
     if (ctx.training) o.dropout = spec_.dropout;
     o.key = ctx.at("weights").key;

@@ -83,6 +83,7 @@ AttentionSpec spec_of(const Golden& g) {
     s.head_dim = s.dim / s.heads;
   }
   const auto length = [&](const char* name, int axis) { return g.inputs.count(name) ? g.inputs.at(name).dim(axis) : 0; };
+  s.value_dim = length("v", 3);
   s.max_len = std::max({length("mask", 1), length("x", 1), length("q", 2), length("v", 2)});
   if (const ConfigNode& most = g.config["max_len"]; most.is_scalar() && !most.is_null())
     s.max_len = std::max<i64>(s.max_len, std::stoll(most.text()));
