@@ -6,8 +6,10 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
+#include "core/plugin.h"
 
 namespace tapeformer::apps {
 
@@ -20,9 +22,15 @@ inline void print_error(const std::string& message) {
   }
 }
 
-// Parses, runs `body`, and turns every exception into a message and an exit code.
+// Parses, loads what --load names, runs `body`, and turns every exception into a message and an exit code.
 template <class Body>
 int run_program(CLI::App& app, int argc, char** argv, Body&& body) {
+  std::vector<std::string> plugins;
+  app.add_option("--load", plugins, "shared library with attention variants, models or optimizers of your own; may be repeated")
+      ->type_name("FILE.so")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -32,6 +40,7 @@ int run_program(CLI::App& app, int argc, char** argv, Body&& body) {
     return 2;
   }
   try {
+    for (const std::string& plugin : plugins) load_plugin(plugin);
     return body();
   } catch (const std::bad_alloc&) {
     print_error("out of memory");

@@ -1,6 +1,7 @@
 // train.cpp: trains the model that a configuration describes.
 #include <csignal>
 
+#include "attention/attention.h"
 #include "apps/program.h"
 #include "train/run.h"
 
@@ -10,7 +11,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains the model that a configuration describes.", "train");
   RunOptions options;
   std::string explain;
-  bool dry = false, print_config = false;
+  bool dry = false, print_config = false, markdown = false;
   app.add_option("config", options.config_file, "configuration (YAML)")->type_name("CONFIG.yaml");
   app.add_option("--set", options.set, "set a key of the configuration; may be repeated")
       ->type_name("KEY=VALUE")
@@ -28,6 +29,7 @@ int main(int argc, char** argv) {
   app.add_flag("--print-config", print_config, "print the configuration with every default filled in");
   app.add_option("--explain", explain, "explain a key: all, train, optim.adamw, model.encoder_classifier, data.text, train.clip, ...")
       ->type_name("KEY");
+  app.add_flag("--markdown", markdown, "with --explain attention: docs/attention.md");
   app.add_option("--threads", options.threads, "threads to compute with; changes speed only, no result")
       ->type_name("N")
       ->check(CLI::Range(1, 4096));
@@ -41,7 +43,8 @@ SIGTERM and SIGINT finish the current step, save a checkpoint and end with exit 
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away must not end a training run
   return apps::run_program(app, argc, argv, [&] {
     if (app.count("--explain") > 0) {
-      apps::print(explain_key(explain));
+      if (markdown && explain != "attention") throw ConfigError("--markdown goes with --explain attention");
+      apps::print(markdown ? attention_page() : explain_key(explain));
       return 0;
     }
     if (options.config_file.empty()) {

@@ -170,6 +170,8 @@ Tensor real_rows(const Tensor& x, const Tensor& mask);
 i64 table_length(const std::optional<i64>& max_len, const AttentionSpec&);
 void check_length(const char* variant, i64 length, i64 max_len);  // ShapeError naming both when length > max_len
 
+std::string attention_page();  // docs/attention.md: every registered variant with its formula, cost and keys (Markdown)
+
 // Warns once a process and message; for keys that the chosen mode does not use.
 void warn_unused(const std::string& message);
 
