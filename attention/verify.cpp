@@ -191,6 +191,7 @@ void feed(const Golden& g, DType t, Tape& tape, const AttentionCore& core, Fed& 
   };
   for (const auto& [name, value] : g.inputs)
     if (name.rfind("cotangent", 0) != 0) put(name, watch(name, value));
+  if (g.params.count("edge_bias")) put("edge_bias", watch("edge_bias", g.params.at("edge_bias")));  // graph: one value for each given edge
   const std::pair<const char*, bool> wanted[] = {{"q", core.wants_q()}, {"k", core.wants_k()}, {"v", core.info().v}};
   for (const auto& [name, needed] : wanted)
     if (needed && !(name[0] == 'q' ? in.q : name[0] == 'k' ? in.k : in.v).defined())

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/kernels/attention.h"
+#include "core/kernels/graph_attention.h"
 #include "core/rng.h"
 #include "core/tensor.h"
 
@@ -120,6 +121,20 @@ struct AttentionOptions {
 };
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& = {});  // [B,H,N,d] [.,.,M,d] [.,.,M,dv]; batch and head axes of k, v may be 1
+
+// Softmax attention of each node over the sources of its edges (core/kernels/graph_attention.h), in time E (d + dv).
+struct GraphAttentionOptions {
+  std::shared_ptr<const kernels::EdgeIndex> edges;  // for as many nodes as q has rows; one graph for all samples, or one a sample
+  std::optional<double> scale;                      // default 1 / sqrt(d)
+  bool additive = false;                            // d = 1: scores are LeakyReLU(q_i + k_j)
+  double negative_slope = 0.2;
+  Tensor mask;       // u8 [B, N], 1 = real
+  Tensor edge_bias;  // [H, E], one value for each given edge; not with additive
+  double dropout = 0;
+  RngKey key{0};
+  std::span<const i64> rows;  // global sample indices
+};
+Tensor graph_attention(const Tensor& q, const Tensor& k, const Tensor& v, const GraphAttentionOptions&);  // [B,H,N,d] .. -> [B,H,N,dv]
 
 // o_i = sum_j (q_i.k_j) v_j / (sum_j q_i.k_j + eps) over real keys j (j <= i when causal), in time N d dv
 // (core/kernels/linear_attention.h). q and k are features already, not negative when normalize is on. Padded rows give 0.

@@ -135,7 +135,7 @@ Encoded Transformer::forward(const Tensor& x, const Tensor& mask, const SideInpu
     out.x = ops::concat({ops::expand(ops::reshape(external_->get(), {1, g, D}), {B, g, D}), x}, 1);
     if (mask.defined()) out.mask = in_front(mask, g, 1);
     for (auto& [name, t] : side.tensors)
-      if (t.rank() == 2 && t.dim(0) == B && t.dim(1) == x.dim(1)) t = in_front(t, g, name == "token_ids" ? -1 : 0);
+      if (name != "edges" && t.rank() == 2 && t.dim(0) == B && t.dim(1) == x.dim(1)) t = in_front(t, g, name == "token_ids" ? -1 : 0);
     side.external = g;
   }
   for (std::size_t i = 0; i < blocks_.size(); ++i) {

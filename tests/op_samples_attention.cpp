@@ -242,10 +242,141 @@ OpRow linear_attention_row() {
   return row;
 }
 
+struct GraphCase {
+  std::string label;
+  Shape q, v;
+  std::vector<i64> edges;  // sources, then targets
+  kernels::EdgeIndex::Options index{};
+  bool additive = false, masked = false, bias = false;
+  std::vector<i64> samples{};  // of the edges; empty = shared
+  double dropout = 0;
+};
+
+i64 count(const GraphCase& c) { return static_cast<i64>(c.edges.size()) / 2; }
+
+Tensor attend_along(const Inputs& in, const GraphCase& c) {  // q, k, v, then mask, then bias
+  ops::GraphAttentionOptions o;
+  o.edges = std::make_shared<kernels::EdgeIndex>(c.q[2], c.q[0], c.edges.data(), c.samples.empty() ? nullptr : c.samples.data(), count(c),
+                                                 c.index);
+  o.additive = c.additive;
+  if (c.masked) o.mask = in[3];
+  if (c.bias) o.edge_bias = in.back();
+  o.dropout = c.dropout;
+  o.key = RngKey(5);
+  return ops::graph_attention(in[0], in[1], in[2], o);
+}
+
+Plain along_edges(const Plains& in, const GraphCase& c) {
+  const i64 N = c.q[2], E = count(c), d = c.q[3];
+  const auto joins = [&](i64 e, i64 source, i64 target) {
+    return c.edges[static_cast<std::size_t>(e)] == source && c.edges[static_cast<std::size_t>(E + e)] == target;
+  };
+  return plain(c.v, [&](const Index& i) {
+    const auto real = [&](i64 n) { return !c.masked || at(in[3], {i[0], n}) != 0; };
+    double sum = 0, total = 0;
+    for (i64 j = 0; j < N; ++j) {
+      if (!real(i[2]) || !real(j) || (c.index.causal && j > i[2])) continue;
+      bool looks = c.index.self_loops && j == i[2];
+      double s = 0;
+      for (i64 e = E - 1; e >= 0; --e) {  // the first of equal edges counts
+        if (!c.samples.empty() && c.samples[static_cast<std::size_t>(e)] != i[0]) continue;
+        if (!joins(e, j, i[2]) && !(c.index.undirected && joins(e, i[2], j))) continue;
+        looks = true;
+        if (c.bias) s = at(in.back(), {i[1], e});
+      }
+      if (!looks) continue;
+      if (c.additive) {
+        const double x = at(in[0], {i[0], i[1], i[2], 0}) + at(in[1], {i[0], i[1], j, 0});
+        s = x > 0 ? x : 0.2 * x;
+      } else {
+        double product = 0;
+        for (i64 x = 0; x < d; ++x) product += at(in[0], {i[0], i[1], i[2], x}) * at(in[1], {i[0], i[1], j, x});
+        s += product / std::sqrt(static_cast<double>(d));
+      }
+      total += std::exp(s);
+      sum += std::exp(s) * at(in[2], {i[0], i[1], j, i[3]});
+    }
+    return total == 0 ? 0.0 : sum / total;
+  });
+}
+
+OpRow graph_attention_row() {
+  OpRow row{"graph_attention", true, {}, {}, {}};
+  const std::vector<i64> edges{0, 4, 2, 2, 1, 3, 0, 2, /**/ 1, 1, 2, 0, 4, 1, 1, 3};  // 0 -> 1 twice, a loop at 2, nobody else looks at 3
+  const std::vector<i64> distinct{0, 4, 2, 2, 1, 3, /**/ 1, 1, 2, 0, 4, 1};
+  const std::vector<GraphCase> cases{
+      {"shared by samples", {2, 2, 5, 3}, {2, 2, 5, 2}, edges},
+      {"one of each", {1, 1, 1, 1}, {1, 1, 1, 1}, {0, 0}},
+      {"no edges", {1, 2, 3, 2}, {1, 2, 3, 2}, {}},
+      {"both ways with loops", {1, 2, 5, 2}, {1, 2, 5, 3}, edges, {.self_loops = true, .undirected = true}},
+      {"causal, masked", {2, 1, 5, 2}, {2, 1, 5, 2}, edges, {.self_loops = true, .causal = true}, false, true},
+      {"a graph a sample", {2, 2, 5, 2}, {2, 2, 5, 2}, edges, {}, false, false, false, {0, 1, 1, 0, 1, 0, 1, 1}},
+      {"bias", {2, 2, 5, 2}, {2, 2, 5, 2}, distinct, {.self_loops = true, .distinct = true}, false, false, true},
+      {"bias, masked, causal", {2, 2, 5, 2}, {2, 2, 5, 2}, distinct, {.causal = true, .distinct = true}, false, true, true},
+      {"additive", {2, 2, 5, 1}, {2, 2, 5, 3}, edges, {.self_loops = true}, true},
+      {"additive, masked", {2, 1, 5, 1}, {2, 1, 5, 3}, edges, {.undirected = true}, true, true},
+      {"dropout", {2, 2, 5, 2}, {2, 2, 5, 2}, edges, {.self_loops = true}, false, false, false, {}, 0.4}};
+  for (const GraphCase& c : cases) {
+    Inputs in{numbers(c.q, 1), numbers(c.q, 2), numbers(c.v, 3)};
+    if (c.masked) in.push_back(flags({c.q[0], c.q[2]}, 4));
+    if (c.bias) in.push_back(numbers({c.q[1], count(c)}, 5));
+    row.samples.push_back({c.label, std::move(in), [c](const Inputs& x) { return attend_along(x, c); },
+                           c.dropout > 0 ? Reference() : [c](const Plains& x) { return along_edges(x, c); }, 128});
+  }
+  const Shape s{2, 2, 5, 4};
+  const auto run = [s, edges](auto set) {
+    ops::GraphAttentionOptions o;
+    o.edges = std::make_shared<kernels::EdgeIndex>(5, 2, edges.data(), nullptr, 8, kernels::EdgeIndex::Options{});
+    set(o);
+    ops::graph_attention(numbers(s, 1), numbers(s, 1), numbers(s, 1), o);
+  };
+  row.errors = {
+      {[s] {
+         ops::graph_attention(numbers(s, 1), numbers({2, 2, 4, 4}, 1), numbers(s, 1), {});
+       },
+       "[graph_attention] got q [2, 2, 5, 4], k [2, 2, 4, 4]"},
+      {[s] { ops::graph_attention(numbers(s, 1), numbers(s, 1), Tensor::zeros(s), {}); }, "element types differ: got f64, f64 and f32"},
+      {[=] { run([](auto& o) { o.edges = nullptr; }); }, "[graph_attention] there are no edges"},
+      {[=] {
+         run([](auto& o) { o.edges = std::make_shared<kernels::EdgeIndex>(4, 2, nullptr, nullptr, 0, kernels::EdgeIndex::Options{}); });
+       },
+       "[graph_attention] the edges are of 1 graph(s) with 4 nodes, q is [2, 2, 5, 4]"},
+      {[=] { run([](auto& o) { o.additive = true; }); }, "additive scores need one number a node"},
+      {[=] { run([](auto& o) { o.mask = flags({5}, 1); }); }, "mask is u8 [5], expected u8 [2, 5] with 1 = real"},
+      {[=] { run([](auto& o) {
+               o.edge_bias = numbers({2, 7}, 1);
+             }); }, "edge_bias is f64 [2, 7], expected f64 [2, 8]"},
+      {[=] { run([](auto& o) { o.dropout = -1; }); }, "dropout is -1, expected 0 to below 1"},
+      {[=] {
+         run([](auto& o) {
+           static const std::vector<i64> one{0};
+           o.rows = one;
+         });
+       },
+       "[graph_attention] got 1 sample indices for q [2, 2, 5, 4]"}};
+  row.large = [](i64 n) {
+    const i64 nodes = std::max<i64>(8, n / (2 * 4 * 32)), E = 16 * nodes;
+    std::vector<i64> pairs(static_cast<std::size_t>(2 * E));
+    for (i64 e = 0; e < E; ++e) {
+      pairs[static_cast<std::size_t>(e)] = (e * 31 + e / nodes) % nodes;
+      pairs[static_cast<std::size_t>(E + e)] = e % nodes;
+    }
+    ops::GraphAttentionOptions o;
+    o.edges = std::make_shared<kernels::EdgeIndex>(nodes, 2, pairs.data(), nullptr, E, kernels::EdgeIndex::Options{});
+    const Shape shape{2, 4, nodes, 32};
+    return make_large(
+        {numbers(shape, 1), numbers(shape, 2), numbers(shape, 3)},
+        [o](const Inputs& in) { return ops::graph_attention(in[0], in[1], in[2], o); },
+        4.0 * 8 * static_cast<double>(o.edges->links()) * 32, shape.numel());
+  };
+  return row;
+}
+
 }  // namespace
 
 void add_attention(std::vector<OpRow>& rows) {
   rows.push_back(attention_row());
+  rows.push_back(graph_attention_row());
   rows.push_back(linear_attention_row());
 }
 

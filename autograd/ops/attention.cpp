@@ -7,22 +7,10 @@
 
 #include "autograd/node.h"
 #include "autograd/ops.h"
+#include "autograd/rows_view.h"
 
 namespace tapeformer::ops {
 namespace {
-
-template <class T>
-kernels::RowsView<const T> rows_view(const Tensor& t) {
-  return {t.ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
-}
-template <class T>
-kernels::RowsView<T> rows_view_mut(Tensor& t) {
-  if (!t.defined()) return {};
-  return {t.mut_ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
-}
-
-// Last axis with stride 1, or a copy.
-Tensor rows_ready(const Tensor& t) { return t.dim(3) <= 1 || t.stride(3) == 1 ? t.detach() : t.detach().clone(); }
 
 struct Problem {   // what forward and backward share
   Tensor q, k, v;  // expanded to [B, H, ...]

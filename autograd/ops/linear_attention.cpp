@@ -6,24 +6,21 @@
 
 #include "autograd/node.h"
 #include "autograd/ops.h"
+#include "autograd/rows_view.h"
 
 namespace tapeformer::ops {
 namespace {
 
 template <class T>
-kernels::RowsView<const T> view(const Tensor& t) {
-  return {t.ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
-}
-template <class T>
-kernels::RowsView<T> view_mut(Tensor& t) {
-  return {t.mut_ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
-}
-Tensor rows_ready(const Tensor& t) { return t.dim(3) <= 1 || t.stride(3) == 1 ? t.detach() : t.detach().clone(); }
-
-template <class T>
 kernels::LinearAttention<T> args(const Tensor& q, const Tensor& k, const Tensor& v, const LinearAttentionOptions& o) {
-  kernels::LinearAttention<T> a{
-      .B = q.dim(0), .H = q.dim(1), .N = q.dim(2), .d = q.dim(3), .dv = v.dim(3), .q = view<T>(q), .k = view<T>(k), .v = view<T>(v)};
+  kernels::LinearAttention<T> a{.B = q.dim(0),
+                                .H = q.dim(1),
+                                .N = q.dim(2),
+                                .d = q.dim(3),
+                                .dv = v.dim(3),
+                                .q = rows_view<T>(q),
+                                .k = rows_view<T>(k),
+                                .v = rows_view<T>(v)};
   if (o.mask.defined()) a.mask = o.mask.ptr<std::uint8_t>();
   a.causal = o.causal;
   a.normalize = o.normalize;
@@ -55,12 +52,12 @@ struct LinearAttend final : Node {
            dz = options.z0.defined() ? Tensor::zeros_like(options.z0) : Tensor();
     with_float(kName, t, [&](auto zero) {
       using T = decltype(zero);
-      kernels::LinearAttentionGrads<T> g{view_mut<T>(dq), view_mut<T>(dk), view_mut<T>(dv)};
+      kernels::LinearAttentionGrads<T> g{rows_view_mut<T>(dq), rows_view_mut<T>(dk), rows_view_mut<T>(dv)};
       if (dS.defined()) {
         g.dS0 = dS.mut_ptr<T>();
         g.dz0 = dz.mut_ptr<T>();
       }
-      kernels::linear_attention_grad(args<T>(q_, k_, v_, options), view<T>(out), den.ptr<T>(), view<T>(dy), g);
+      kernels::linear_attention_grad(args<T>(q_, k_, v_, options), rows_view<T>(out), den.ptr<T>(), rows_view<T>(dy), g);
     });
     return {dq, dk, dv, dS, dz};
   }
@@ -102,7 +99,7 @@ Tensor linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
   if (last) *last = {Tensor::zeros({B, H, q.dim(3), v.dim(3)}, q.dtype()), Tensor::zeros({B, H, q.dim(3)}, q.dtype())};
   with_float("linear_attention", q.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::linear_attention(args<T>(q_, k_, v_, o), view_mut<T>(out), den.mut_ptr<T>(), last ? last->S.mut_ptr<T>() : nullptr,
+    kernels::linear_attention(args<T>(q_, k_, v_, o), rows_view_mut<T>(out), den.mut_ptr<T>(), last ? last->S.mut_ptr<T>() : nullptr,
                               last ? last->z.mut_ptr<T>() : nullptr);
   });
   return record<LinearAttend>(out, {&q, &k, &v, &S0, &z0}, q, k, v, out, den, o);

@@ -3,6 +3,7 @@
 
 #include "core/counters.h"
 #include "core/kernels/attention.h"
+#include "core/kernels/attention_dropout.h"
 #include "core/parallel.h"
 
 namespace tapeformer::kernels {
@@ -35,18 +36,15 @@ class Row {  // the keys that query i looks at, with scores and dropout factors
     keys.clear();
     score.clear();
     factor.clear();
-    const std::uint64_t sample = static_cast<std::uint64_t>(a.rows ? a.rows[b] : b);
-    const RngKey bits = a.dropout > 0 ? a.dropout_key.fold_in(sample).fold_in(std::uint64_t(h)).fold_in(std::uint64_t(i)) : RngKey();
-    const auto threshold = static_cast<std::uint32_t>(std::lround(a.dropout * 0x1.0p16));
+    const RowDropout dropout(a.dropout, a.dropout_key, a.rows ? a.rows[b] : b, h, i);
     for (i64 j = 0; j < a.M; ++j) {
       if (!allowed_[j]) continue;
       double s = a.scale * dot(row_of(a.q, b, h, i), row_of(a.k, b, h, j), a.d);
       if (a.key_bias) s += double(a.key_bias[b * a.key_bias_b + h * a.key_bias_h + j]);
       if (a.pair_bias.p) s += double(row_of(a.pair_bias, b, h, i)[j]);
-      const bool keep = a.dropout <= 0 || (bits.bits32(static_cast<std::uint64_t>(j) >> 1) >> (16 * (j & 1)) & 0xffffu) >= threshold;
       keys.push_back(j);
       score.push_back(s);
-      factor.push_back(keep ? (a.dropout > 0 ? 1 / (1 - a.dropout) : 1.0) : 0.0);
+      factor.push_back(dropout.factor(j));
     }
   }
 

@@ -94,7 +94,23 @@ AttentionInput random_input(const AttentionCore& core, const Sizes& s, DType t, 
   Tensor ids = Tensor::empty({s.B, s.N}, DType::I64);
   for (i64 i = 0; i < ids.numel(); ++i) ids.mut_ptr<i64>()[i] = static_cast<i64>(key.below(static_cast<std::uint64_t>(i), 5));
   in.side["token_ids"] = ids;
+  const Tensor edges = in.side["edges"] = random_edges(s.N, key.fold_in("edges").value());
+  Tensor types = in.side["edge_type"] = Tensor::empty({edges.dim(1)}, DType::I64);
+  for (i64 e = 0; e < types.numel(); ++e) types.mut_ptr<i64>()[e] = e % 2;
   return in;
+}
+
+Tensor random_edges(i64 N, std::uint64_t seed) {
+  const i64 E = std::min(3 * N, N * N);
+  const KeyedPermutation pairs(static_cast<std::uint64_t>(N * N), RngKey(seed));
+  Tensor edges = Tensor::empty({2, E}, DType::I64);
+  i64* p = edges.mut_ptr<i64>();
+  for (i64 e = 0; e < E; ++e) {
+    const i64 pair = static_cast<i64>(pairs(static_cast<std::uint64_t>(e)));
+    p[e] = pair % N;
+    p[E + e] = pair / N;
+  }
+  return edges;
 }
 
 Tensor mixed_mask(i64 B, i64 N) {
@@ -140,7 +156,8 @@ Tensor stack_rows(const Tensor& t, const std::vector<i64>& rows) {
 AttentionInput take_samples(const AttentionInput& in, const std::vector<i64>& samples) {
   AttentionInput out = in;
   for (Tensor* t : {&out.x, &out.q, &out.k, &out.v, &out.mask}) *t = stack_rows(*t, samples);
-  for (auto& [name, t] : out.side) t = stack_rows(t, samples);
+  for (auto& [name, t] : out.side)
+    if (name.rfind("edge", 0) != 0) t = stack_rows(t, samples);  // all samples share the graph
   return out;
 }
 

@@ -34,7 +34,7 @@ ConfigNode config_of(const Case&);
 std::unique_ptr<AttentionCore> build(const Case&, const AttentionSpec&, std::uint64_t seed = 1);
 void copy_parameters(AttentionCore& from, AttentionCore& to);
 
-// x, q, k, v (those the core wants) and token_ids. No mask. External tokens are the first rows of the N.
+// x, q, k, v (those the core wants), token_ids, edges and edge_type (0 or 1). No mask. External tokens are the first rows of the N.
 AttentionInput random_input(const AttentionCore&, const Sizes&, DType, std::uint64_t seed = 3);
 AttentionInput take_samples(const AttentionInput&, const std::vector<i64>& samples);
 // Sample 0: padding on the left; 1: holes; 2: nothing but padding; then: padding at the end.
@@ -43,6 +43,7 @@ Tensor mask_of(const AttentionCore&, Tensor mask);                              
 Tensor output_mask(const AttentionCore&, const AttentionInput&);                          // of the rows of its output
 Tensor random_upstream(const AttentionCore&, const AttentionInput&, std::uint64_t seed);  // of its output's shape
 Tensor random_tensor(Shape, DType, std::uint64_t seed);
+Tensor random_edges(i64 N, std::uint64_t seed);                  // i64 [2, 3 N] (all N N when those are fewer), distinct
 Tensor stack_rows(const Tensor&, const std::vector<i64>& rows);  // rows of axis 0, by number
 // Values at positions where `where` (u8 [B, N]) is `when` become `value`; t is [B, N, D] or [B, H, N, d].
 Tensor overwrite(const Tensor& t, const Tensor& where, bool when, double value);

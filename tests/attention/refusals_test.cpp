@@ -23,7 +23,7 @@ AttentionSpec causal_spec() { return {.dim = 8, .heads = 2, .head_dim = 4, .max_
   } while (false)
 
 TEST(AttentionRefusals, NamesAndKeys) {
-  EXPECT_SAYS(refusal("{type: locall}"), "got 'locall', expected one of: full, hybrid, ");
+  EXPECT_SAYS(refusal("{type: locall}"), "got 'locall', expected one of: full, ");
   EXPECT_SAYS(refusal("{type: locall}"), "(did you mean 'local'?)");
   EXPECT_SAYS(refusal("\n\ntype: locall"), "run.yaml:3: type");
   EXPECT_SAYS(refusal("{window: 3}"), "type: missing, expected one of: full, ");
