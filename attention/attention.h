@@ -32,7 +32,9 @@ struct AttentionSpec {  // what the model tells every variant
   i64 max_len = 0;      // longest input the model accepts
   bool causal = false;
   double dropout = 0;               // on the attention weights, training only
+  bool gmask = false;               // the caller passes the side input gmask
   bool hybrid = false;              // the core serves some heads of a hybrid
+  RngKey place{0};                  // stands for the layer, and the head in a hybrid: folded into a seed that the configuration gives
   SharedWeights* shared = nullptr;  // null: nothing is shared
   i64 dv() const { return value_dim > 0 ? value_dim : head_dim; }
 };

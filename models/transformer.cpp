@@ -8,13 +8,14 @@
 namespace tapeformer {
 namespace {
 
-AttentionSpec spec_of(const TransformerConfig& c, SharedWeights* shared) {
+AttentionSpec spec_of(const TransformerConfig& c, i64 layer, SharedWeights* shared) {
   return {.dim = c.dim,
           .heads = c.heads,
           .head_dim = c.head_dim.value_or(c.dim / c.heads),
           .max_len = c.max_len,
           .causal = c.causal,
           .dropout = c.attention_dropout,
+          .place = RngKey(static_cast<std::uint64_t>(layer)),
           .shared = shared};
 }
 
@@ -30,12 +31,12 @@ void validate(const TransformerConfig& c) {
         fmt::format("model.attention: the list has {} entries, expected one for each of the {} layers", c.attention.size(), c.layers));
 }
 
-TransformerBlock::TransformerBlock(const TransformerConfig& c, const ConfigNode& attention, SharedWeights* shared, RngKey key)
+TransformerBlock::TransformerBlock(const TransformerConfig& c, const ConfigNode& attention, i64 layer, SharedWeights* shared, RngKey key)
     : pre_(c.norm_position == "pre"),
       whole_(attention_registry().get(attention_type(attention)).info.place == Place::Block),
       dropout_(c.dropout),
       attention_(this, "attention",
-                 std::make_unique<AttentionLayer>(attention, spec_of(c, shared), c.bias, c.rotary, key.fold_in("attention"))) {
+                 std::make_unique<AttentionLayer>(attention, spec_of(c, layer, shared), c.bias, c.rotary, key.fold_in("attention"))) {
   if (whole_) return;
   const auto norm = [&](const char* name) {
     return std::make_unique<Child<Norm>>(this, name, std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key.fold_in(name)));
@@ -73,7 +74,7 @@ Transformer::Transformer(const TransformerConfig& c, RngKey key)
         c.attention.empty() ? ConfigNode() : c.attention[c.attention.size() == 1 ? 0 : static_cast<std::size_t>(i)];
     blocks_.push_back(std::make_unique<Child<TransformerBlock>>(
         this, "blocks." + std::to_string(i),
-        std::make_unique<TransformerBlock>(c, attention, &*shared_, key.fold_in(static_cast<std::uint64_t>(i)))));
+        std::make_unique<TransformerBlock>(c, attention, i, &*shared_, key.fold_in(static_cast<std::uint64_t>(i)))));
   }
   make_external_tokens(c.dim, key);
   if (c.norm_position == "pre")

@@ -25,7 +25,7 @@ void validate(const TransformerConfig&);  // ConfigError
 
 class TransformerBlock : public Module {
  public:
-  TransformerBlock(const TransformerConfig&, const ConfigNode& attention, SharedWeights* shared, RngKey key);
+  TransformerBlock(const TransformerConfig&, const ConfigNode& attention, i64 layer, SharedWeights* shared, RngKey key);
   Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;  // [B, N, D] -> [B, N or fewer, D]
   AttentionLayer& attention() { return *attention_; }
   FeedForward* feed_forward() { return feed_forward_ ? &**feed_forward_ : nullptr; }

@@ -219,6 +219,31 @@ double difference(const Tensor& a, const Tensor& b) {
   return worst;
 }
 
+Tensor softmax_loop(const Tensor& q, const Tensor& k, const Tensor& v, double scale,
+                    const std::function<bool(i64 b, i64 h, i64 i, i64 j)>& sees) {
+  const i64 B = q.dim(0), H = q.dim(1), N = q.dim(2), M = k.dim(2), d = q.dim(3), dv = v.dim(3);
+  const auto Q = q.to_vector(), K = k.to_vector(), V = v.to_vector();
+  std::vector<double> o(static_cast<std::size_t>(B * H * N * dv), 0.0);
+  for (i64 g = 0; g < B * H; ++g)
+    for (i64 i = 0; i < N; ++i) {
+      std::vector<double> s(static_cast<std::size_t>(M), -INFINITY);
+      for (i64 j = 0; j < M; ++j) {
+        if (!sees(g / H, g % H, i, j)) continue;
+        s[static_cast<std::size_t>(j)] = 0;
+        for (i64 c = 0; c < d; ++c)
+          s[static_cast<std::size_t>(j)] +=
+              scale * Q[static_cast<std::size_t>((g * N + i) * d + c)] * K[static_cast<std::size_t>((g * M + j) * d + c)];
+      }
+      double sum = 0;
+      for (double x : s) sum += std::exp(x);
+      for (i64 j = 0; j < M && sum > 0; ++j)
+        for (i64 c = 0; c < dv; ++c)
+          o[static_cast<std::size_t>((g * N + i) * dv + c)] +=
+              std::exp(s[static_cast<std::size_t>(j)]) / sum * V[static_cast<std::size_t>((g * M + j) * dv + c)];
+    }
+  return Tensor::from<double>(o, {B, H, N, dv});
+}
+
 std::string message_of(const std::function<void()>& f) {
   try {
     f();

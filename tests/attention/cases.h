@@ -1,5 +1,6 @@
 // cases.h: the variants and settings that every property is checked on, and what it takes to run one.
 #pragma once
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -57,6 +58,10 @@ struct Result {
 };
 Result run(AttentionCore&, AttentionInput, const Ctx&, const Tensor& upstream);
 Result run(AttentionCore&, const AttentionInput&, const Ctx& = {});  // random upstream
+
+// softmax(scale q.k) v over the keys that `sees` allows, in double.
+Tensor softmax_loop(const Tensor& q, const Tensor& k, const Tensor& v, double scale,
+                    const std::function<bool(i64 b, i64 h, i64 i, i64 j)>& sees);
 
 bool same_bits(const Tensor&, const Tensor&);
 double difference(const Tensor&, const Tensor&);       // largest |a - b|; infinity for other shapes or NaN

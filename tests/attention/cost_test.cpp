@@ -56,6 +56,16 @@ std::vector<Case> examples() {
   return out;
 }
 
+const std::pair<const char*, const char*> kLinear[] = {
+    {"local", "{window: 40}"},
+    {"local", "{mode: block, block_size: 48}"},
+    {"global", "{global_positions: [0, 100, 1000, -1], include_self: true}"},
+    {"global", "{mode: external, num_global: 3}"},
+    {"bigbird", "{block_size: 64}"},
+    {"bigbird", "{block_size: 32, num_random: 2, global_blocks: [], num_global_ext: 4}"},
+    {"random", "{block_size: 64}"},
+};
+
 TEST(AttentionCost, NothingQuadraticIsAllocated) {
   constexpr i64 N = 4096;
   for (const Case& c : examples()) {
@@ -64,18 +74,26 @@ TEST(AttentionCost, NothingQuadraticIsAllocated) {
   }
 }
 
+TEST(AttentionCost, LongInputsTakeLittleMemory) {
+  for (const auto& [type, config] : kLinear) {
+    const Cost cost = cost_of({.type = type, .config = config}, 16384);
+    EXPECT_LT(cost.largest, std::size_t{16384} * 16384 / 8) << type << " " << config;  // not even as bits
+    EXPECT_LT(cost.peak, std::size_t{64} << 20) << type << " " << config;
+  }
+}
+
 TEST(AttentionCost, TheNaiveFormIsCaught) {
   constexpr i64 N = 512;
   EXPECT_GE(cost_of({.type = "full", .config = "{impl: naive}"}, N).largest, static_cast<std::size_t>(N * N));
 }
 
-TEST(AttentionCost, LocalPairsGrowLinearly) {
-  for (const char* config : {"{window: 40}", "{mode: block, block_size: 48}"})
+TEST(AttentionCost, PairsGrowLinearly) {
+  for (const auto& [type, config] : kLinear)
     for (bool causal : {false, true}) {
-      const Case c{.type = "local", .config = config, .causal = causal};
-      double before = cost_of(c, 1024).pairs;
+      const Case c{.type = type, .config = config, .causal = causal};
+      double before = cost_of(c, 2048).pairs;
       EXPECT_GT(before, 0);
-      for (i64 N : {2048, 4096}) {
+      for (i64 N : {4096, 8192}) {
         const double now = cost_of(c, N).pairs;
         EXPECT_GE(now / before, 1.7) << c << " at N = " << N;
         EXPECT_LE(now / before, 2.2) << c << " at N = " << N;

@@ -49,6 +49,14 @@ TEST(AttentionIdentities, VariantsCoincide) {
       {"sinkhorn", "{block_size: 100, hard: true}", "full", "{}"},
       {"sinkhorn", "{block_size: 70, sortcut: 1}", "full", "{}"},
       {"hybrid", "{heads: [{type: sinkhorn, block_size: 70}, {type: full}]}", "full", "{}"},
+      {"bigbird", "{block_size: 70}", "full", "{}"},
+      {"bigbird", "{block_size: 7, window_blocks: 9}", "full", "{}"},
+      {"bigbird", "{block_size: 9, window_blocks: 0, global_blocks: [], num_random: 8}", "full", "{}"},
+      {"bigbird", "{block_size: 1, window_blocks: 3, global_blocks: [], num_random: 0}", "local", "{window: 3}"},
+      {"bigbird", "{block_size: 5, window_blocks: 2, global_blocks: [-20, 99], num_random: 0}", "local",
+       "{mode: block, block_size: 5, look_back: 2, look_forward: 2}"},
+      {"bigbird", "{block_size: 1, window_blocks: 2, global_blocks: [0, 65, -1], num_random: 0}", "hybrid",
+       "{combine: union, heads: [{type: local, window: 2}, {type: global, global_positions: [0, 65, -1]}]}"},
   };
   for (const Pair& p : pairs)
     for (bool causal : {false, true}) {
@@ -57,32 +65,6 @@ TEST(AttentionIdentities, VariantsCoincide) {
       expect_same(a, b, 70, DType::F64, 1e-12);
       expect_same(a, b, 70, DType::F32, 5e-6);
     }
-}
-
-// softmax(scale q.k) v over keys that `sees` allows, in double.
-template <class Sees>
-Tensor softmax_loop(const Tensor& q, const Tensor& k, const Tensor& v, double scale, Sees&& sees) {
-  const i64 B = q.dim(0), H = q.dim(1), N = q.dim(2), M = k.dim(2), d = q.dim(3), dv = v.dim(3);
-  const auto Q = q.to_vector(), K = k.to_vector(), V = v.to_vector();
-  std::vector<double> o(static_cast<std::size_t>(B * H * N * dv), 0.0);
-  for (i64 g = 0; g < B * H; ++g)
-    for (i64 i = 0; i < N; ++i) {
-      std::vector<double> s(static_cast<std::size_t>(M), -INFINITY);
-      for (i64 j = 0; j < M; ++j) {
-        if (!sees(g / H, i, j)) continue;
-        s[static_cast<std::size_t>(j)] = 0;
-        for (i64 c = 0; c < d; ++c)
-          s[static_cast<std::size_t>(j)] +=
-              scale * Q[static_cast<std::size_t>((g * N + i) * d + c)] * K[static_cast<std::size_t>((g * M + j) * d + c)];
-      }
-      double sum = 0;
-      for (double x : s) sum += std::exp(x);
-      for (i64 j = 0; j < M && sum > 0; ++j)
-        for (i64 c = 0; c < dv; ++c)
-          o[static_cast<std::size_t>((g * N + i) * dv + c)] +=
-              std::exp(s[static_cast<std::size_t>(j)]) / sum * V[static_cast<std::size_t>((g * M + j) * dv + c)];
-    }
-  return Tensor::from<double>(o, {B, H, N, dv});
 }
 
 bool on(const Tensor& mask, i64 i) { return mask.data<std::uint8_t>()[static_cast<std::size_t>(i)] != 0; }
@@ -106,7 +88,7 @@ TEST(AttentionIdentities, CrossAttentionAndPairMasksMatchLoops) {
           for (i64 i = 0; i < in.pair_mask.numel(); ++i)
             in.pair_mask.mut_ptr<std::uint8_t>()[i] = RngKey(6).uniform(static_cast<std::uint64_t>(i)) < 0.4;
         }
-        const Tensor want = softmax_loop(in.q, in.k, in.v, 0.5, [&, N = N, M = M](i64 b, i64 i, i64 j) {
+        const Tensor want = softmax_loop(in.q, in.k, in.v, 0.5, [&, N = N, M = M](i64 b, i64, i64 i, i64 j) {
           return on(in.mask, b * N + i) && on(in.key_mask, b * M + j) &&
                  (!pairs || on(in.pair_mask, ((pairs == 3 ? b * N : 0) + i) * M + j));
         });
@@ -130,7 +112,7 @@ TEST(AttentionIdentities, LocalMatchesLoops) {
       const auto core = build(c, spec_of(c, {.N = N}));
       AttentionInput in = random_input(*core, {.B = B, .N = N}, DType::F32);
       in.mask = mixed_mask(B, N);
-      const Tensor want = softmax_loop(in.q, in.k, in.v, 0.5, [&](i64 b, i64 i, i64 j) {
+      const Tensor want = softmax_loop(in.q, in.k, in.v, 0.5, [&](i64 b, i64, i64 i, i64 j) {
         const i64 from = s.block ? i / s.block : i, to = s.block ? j / s.block : j;
         return on(in.mask, b * N + i) && on(in.mask, b * N + j) && to >= from - s.left && to <= from + s.right && (!causal || j <= i);
       });
@@ -139,7 +121,8 @@ TEST(AttentionIdentities, LocalMatchesLoops) {
 }
 
 TEST(AttentionIdentities, OneTokenGivesItsValue) {
-  const char* others[] = {"linear_transformer", "linformer", "memory_compressed"};  // v up to eps, or learned factors times v
+  // v up to eps, learned factors times v, nothing
+  const char* others[] = {"linear_transformer", "linformer", "memory_compressed", "random"};
   for (const Case& c : all_cases()) {
     const std::string text = c.type + c.config;
     if (std::any_of(std::begin(others), std::end(others), [&](const char* type) { return text.find(type) != std::string::npos; })) continue;
@@ -258,7 +241,7 @@ TEST(AttentionIdentities, HardSinkhornIsBlockAttention) {
       // A key of the own block that is also sorted there counts twice: the set has N local keys, then N sorted ones.
       const Tensor k2 = ops::concat({in.k.slice(1, h, h + 1), in.k.slice(1, h, h + 1)}, 2),
                    v2 = ops::concat({in.v.slice(1, h, h + 1), in.v.slice(1, h, h + 1)}, 2);
-      const Tensor want = softmax_loop(in.q.slice(1, h, h + 1), k2, v2, 0.5, [&](i64 b, i64 i, i64 j) {
+      const Tensor want = softmax_loop(in.q.slice(1, h, h + 1), k2, v2, 0.5, [&](i64 b, i64, i64 i, i64 j) {
         const i64 key = j % s.N;
         if (!on(in.mask, b * s.N + i) || !on(in.mask, b * s.N + key)) return false;
         if (j < s.N) return key / block == i / block;

@@ -23,10 +23,10 @@ AttentionSpec causal_spec() { return {.dim = 8, .heads = 2, .head_dim = 4, .max_
   } while (false)
 
 TEST(AttentionRefusals, NamesAndKeys) {
-  EXPECT_SAYS(refusal("{type: locall}"), "got 'locall', expected one of: full, ");
+  EXPECT_SAYS(refusal("{type: locall}"), "got 'locall', expected one of: " + join(attention_registry().names()));
   EXPECT_SAYS(refusal("{type: locall}"), "(did you mean 'local'?)");
   EXPECT_SAYS(refusal("\n\ntype: locall"), "run.yaml:3: type");
-  EXPECT_SAYS(refusal("{window: 3}"), "type: missing, expected one of: full, ");
+  EXPECT_SAYS(refusal("{window: 3}"), "type: missing, expected one of: " + join(attention_registry().names()));
   EXPECT_SAYS(refusal("{type: local, windw: 3}"), "windw");
   EXPECT_SAYS(refusal("{type: local, windw: 3}"), "(did you mean 'window'?)");
   EXPECT_SAYS(refusal("{type: local, window: -1}"), "window: got -1, expected");
@@ -72,6 +72,26 @@ TEST(AttentionRefusals, Hybrids) {
   EXPECT_SAYS(refusal("{type: hybrid, heads: [full, local]}"), "expected {type: ...}");
   EXPECT_EQ(refusal("{type: hybrid, heads: [{type: sinkhorn, sortcut: 0}, {type: full}]}", causal_spec()), "");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: sinkhorn, sortcut: 2}, {type: full}]}", causal_spec()), "sortcut has no causal form");
+}
+
+TEST(AttentionRefusals, Globals) {
+  EXPECT_SAYS(refusal("{type: global}"), "global_positions, global_token_ids: got neither");
+  EXPECT_EQ(refusal("{type: global}", {.dim = 8, .heads = 2, .head_dim = 4, .max_len = 16, .gmask = true}), "");
+  EXPECT_EQ(refusal("{type: global, mode: external}"), "");
+  EXPECT_SAYS(refusal("{type: global, mode: external, num_global: 0}"), "num_global: got 0, expected");
+  EXPECT_SAYS(refusal("{type: bigbird, block_size: 0}"), "block_size: got 0, expected");
+  const Sizes s{.B = 2, .N = 6};
+  const Case ids{.type = "global", .config = "{global_token_ids: [1]}"}, blocks{.type = "bigbird", .config = "{block_size: 2}"};
+  const auto global = build(ids, spec_of(ids, s)), bigbird = build(blocks, spec_of(blocks, s));
+  AttentionInput in = random_input(*global, s, DType::F32);
+  in.side["gmask"] = Tensor::full({2, 5}, 1, DType::U8);
+  EXPECT_SAYS(message_of([&] { global->attend(in, {}); }), "[global] gmask is u8 [2, 5], expected u8 [2, 6]");
+  in.side.clear();
+  EXPECT_SAYS(message_of([&] { global->attend(in, {}); }), "[global] global_token_ids needs the side input token_ids");
+  in.side["rand_blocks"] = Tensor::full({2, 3, 1}, 3, DType::I64);
+  EXPECT_SAYS(message_of([&] { bigbird->attend(in, {}); }), "[bigbird] rand_blocks holds 3, expected -1 to 2");
+  in.side["rand_blocks"] = Tensor::full({1, 3, 1}, 0, DType::I64);
+  EXPECT_SAYS(message_of([&] { bigbird->attend(in, {}); }), "[bigbird] rand_blocks is i64 [1, 3, 1], expected i64 [2, 3, r]");
 }
 
 TEST(AttentionRefusals, Lengths) {
