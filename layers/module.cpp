@@ -41,7 +41,7 @@ void Init::fill(Tensor& t, RngKey key) const {
 
 void Module::collect(const std::string& prefix, std::vector<Parameter*>* parameters, std::vector<NamedBuffer>* buffers) {
   for (Slot& slot : slots_) {
-    const std::string path = prefix.empty() ? slot.name : prefix + "." + slot.name;
+    const std::string path = prefix.empty() ? slot.name : slot.name.empty() ? prefix : prefix + "." + slot.name;
     if (slot.child) slot.child->collect(path, parameters, buffers);
     if (slot.buffer && buffers) buffers->push_back({path, slot.buffer});
     if (slot.weight && parameters) {
@@ -55,6 +55,12 @@ std::vector<Parameter*> Module::parameters() {
   std::vector<Parameter*> out;
   collect("", &out, nullptr);
   return out;
+}
+
+i64 count_parameters(Module& module) {
+  i64 n = 0;
+  for (const Parameter* p : module.parameters()) n += p->value.numel();
+  return n;
 }
 
 std::vector<Module::NamedBuffer> Module::buffers() {

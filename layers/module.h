@@ -100,6 +100,8 @@ class Module {
   std::vector<Slot> slots_;
 };
 
+i64 count_parameters(Module&);  // numbers in all its weights
+
 class Weight {
  public:
   Weight(Module* owner, std::string name, Shape, Init, RngKey, bool decay = true);  // the key is folded with the name
@@ -125,7 +127,7 @@ class Buffer {  // a named constant in the checkpoint, never trained
 };
 
 template <class M>
-class Child {  // an owned sub-module under a name
+class Child {  // an owned sub-module under a name; the empty name adds nothing to the paths of what it holds
  public:
   Child(Module* owner, std::string name, std::unique_ptr<M> module) : module_(std::move(module)) {
     Module::Slot slot;
