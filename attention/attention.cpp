@@ -55,11 +55,14 @@ Tensor PatternCore::attend(const AttentionInput& in, const Ctx& ctx) const {
   o.causal = spec_.causal;
   o.query_mask = in.mask;
   o.key_mask = in.key_mask.defined() ? in.key_mask : in.k.dim(2) == in.q.dim(2) ? in.mask : Tensor();
-  o.pattern = pattern(in);
   if (ctx.training) o.dropout = spec_.dropout;
   o.key = ctx.at("weights").key;
   o.rows = ctx.rows;
-  return ops::attention(in.q, in.k, in.v, o);
+  return ops::attention_parts(in.q, in.k, in.v, parts(in), o);
+}
+
+std::vector<ops::AttentionPart> PatternCore::parts(const AttentionInput& in) const {
+  return {{.queries = {}, .keys = {}, .pattern = pattern(in)}};
 }
 
 Tensor real_rows(const Tensor& x, const Tensor& mask) {

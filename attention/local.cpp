@@ -1,7 +1,5 @@
 // local.cpp: a window of neighbouring keys. Sliding: i - left <= j <= i + right. Block: the own block and some before and after it.
 // Liu et al. 2018 (arXiv 1801.10198), Parmar et al. 2018 (arXiv 1802.05751).
-#include <algorithm>
-
 #include "attention/attention.h"
 
 namespace tapeformer {
@@ -26,29 +24,17 @@ void visit_fields(V& v, LocalConfig& c) {
   v("look_forward", c.look_forward, at_least(0), "block: blocks seen after the own");
 }
 
-class Window final : public kernels::Pattern {
+class Window final : public kernels::IntervalPattern {
  public:
-  // Row i sees [first(i), last(i)], both growing with i.
   Window(const LocalConfig& c, bool causal)
       : block_(c.mode == "block" ? c.block_size : 0),
         left_(block_ ? c.look_back : c.window_left.value_or(c.window)),
         right_(block_   ? c.look_forward
                : causal ? 0
                         : c.window_right.value_or(c.window)) {}
-  i64 first(i64 i) const { return block_ ? std::max<i64>(0, (i / block_ - left_) * block_) : std::max<i64>(0, i - left_); }
-  i64 last(i64 i) const { return block_ ? (i / block_ + right_ + 1) * block_ - 1 : i + right_; }
-
-  Cover cover(i64, i64, i64 q0, i64 q1, i64 k0, i64 k1) const override {
-    if (k1 <= first(q0) || k0 > last(q1 - 1)) return Cover::None;
-    return first(q1 - 1) <= k0 && k1 - 1 <= last(q0) ? Cover::Full : Cover::Partial;
-  }
-  void row(i64, i64, i64 i, i64 k0, i64 k1, std::uint8_t* allowed) const override {
-    const i64 from = first(i), to = last(i);
-    for (i64 j = k0; j < k1; ++j) allowed[j - k0] = j >= from && j <= to;
-  }
-  void key_tiles(i64, i64, i64 q0, i64 q1, i64 keys, i64 tile, std::vector<i64>& out) const override {
-    const i64 to = std::min(last(q1 - 1), keys - 1);
-    for (i64 t = first(q0) / tile; t * tile <= to; ++t) out.push_back(t);
+  Range keys(i64, i64, i64 i) const override {
+    if (block_) return {(i / block_ - left_) * block_, (i / block_ + right_ + 1) * block_};
+    return {i - left_, i + right_ + 1};
   }
 
  private:

@@ -81,8 +81,10 @@ Tensor expand(const Tensor& x, Shape shape);                    // broadcast vie
 Tensor gather(const Tensor& x, int axis, const Tensor& index);  // i64 index of shape [m]: y[.., i, ..] = x[.., index_i, ..]; -1 gives 0
 Tensor gather_along(const Tensor& x, const Tensor& index);      // x [..., n, D], i64 index [..., m] -> [..., m, D]; -1 gives 0
 Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, i64 size);  // y[.., index_i, ..] += x[.., i, ..]; -1 is left out
-Tensor split_heads(const Tensor& x, i64 heads);                                // [B, N, H d] -> [B, H, N, d] view
-Tensor merge_heads(const Tensor& x);                                           // [B, H, N, d] -> [B, N, H d]
+Tensor scatter_along(const Tensor& x, const Tensor& index,
+                     i64 size);                  // x [..., m, D], i64 [..., m] -> [..., size, D], sums; -1 is left out
+Tensor split_heads(const Tensor& x, i64 heads);  // [B, N, H d] -> [B, H, N, d] view
+Tensor merge_heads(const Tensor& x);             // [B, H, N, d] -> [B, N, H d]
 
 // Convolutions, channels last, cross-correlation.
 struct ConvOptions {
@@ -135,6 +137,18 @@ struct GraphAttentionOptions {
   std::span<const i64> rows;  // global sample indices
 };
 Tensor graph_attention(const Tensor& q, const Tensor& k, const Tensor& v, const GraphAttentionOptions&);  // [B,H,N,d] .. -> [B,H,N,dv]
+
+// One softmax a row over the union of several sets of pairs, each run by the tile engine in an order of its own: sorted, chosen, permuted.
+// No pair may be in two parts; one that is in m of them weighs m times. Masks, biases, causality and dropout go by the rows of q and k as
+// in attention(), which this equals. options.pattern stays null.
+struct AttentionPart {
+  Tensor queries, keys;  // i64 [places] or [B or 1, H or 1, places]: the row of q (of k and v) at each place, at most once, -1 = none;
+                         // undefined = every row in its order
+  std::shared_ptr<const kernels::Pattern> pattern;  // of places; null = every pair
+};
+// empty: set to u8 [B,H,N], 1 = a real row without a key in any part.
+Tensor attention_parts(const Tensor& q, const Tensor& k, const Tensor& v, std::vector<AttentionPart> parts, const AttentionOptions& = {},
+                       Tensor* empty = nullptr);
 
 // o_i = sum_j (q_i.k_j) v_j / (sum_j q_i.k_j + eps) over real keys j (j <= i when causal), in time N d dv
 // (core/kernels/linear_attention.h). q and k are features already, not negative when normalize is on. Padded rows give 0.

@@ -147,6 +147,151 @@ OpRow attention_row() {
   return row;
 }
 
+struct Near final : kernels::IntervalPattern {  // places i - 1 to i + 2
+  Range keys(i64, i64, i64 i) const override { return {i - 1, i + 3}; }
+};
+
+struct PartsCase {
+  std::string label;
+  Shape q, k;
+  std::vector<std::pair<Tensor, Tensor>> orders;  // of queries and keys, part by part; the parts' keys differ
+  bool causal = false, near = false, masked = false, biased = false;
+  double dropout = 0;
+};
+
+// Inputs: q, k, v, each part's defined orders, then query_mask, key_mask, then key_bias, pair_bias.
+std::vector<Tensor> inputs_of(const PartsCase& c) {
+  Inputs in{numbers(c.q, 1), numbers(c.k, 2), numbers(c.k, 3)};
+  for (const auto& [queries, keys] : c.orders)
+    for (const Tensor& t : {queries, keys})
+      if (t.defined()) in.push_back(t);
+  if (c.masked) {
+    in.push_back(flags({c.q[0], c.q[2]}, 5));
+    in.push_back(flags({c.q[0], c.k[2]}, 11));
+  }
+  if (c.biased) {
+    in.push_back(numbers({c.q[0], 1, c.k[2]}, 6));
+    in.push_back(numbers({1, c.q[1], c.q[2], c.k[2]}, 7));
+  }
+  return in;
+}
+
+Tensor attend_parts(const Inputs& in, const PartsCase& c) {
+  std::size_t next = 3;
+  std::vector<ops::AttentionPart> parts;
+  for (const auto& [queries, keys] : c.orders) {
+    ops::AttentionPart part;
+    if (queries.defined()) part.queries = in[next++];
+    if (keys.defined()) part.keys = in[next++];
+    if (c.near) part.pattern = std::make_shared<Near>();
+    parts.push_back(part);
+  }
+  ops::AttentionOptions o{.causal = c.causal};
+  if (c.masked) o.query_mask = in[next++];
+  if (c.masked) o.key_mask = in[next++];
+  if (c.biased) o.key_bias = in[next++];
+  if (c.biased) o.pair_bias = in[next++];
+  o.dropout = c.dropout;
+  o.key = RngKey(5);
+  return ops::attention_parts(in[0], in[1], in[2], parts, o);
+}
+
+// The rows at the places of an order, for a head.
+std::vector<i64> places(const Plain* order, i64 b, i64 h, i64 rows) {
+  std::vector<i64> out;
+  for (i64 p = 0; p < (order ? order->shape.dim(-1) : rows); ++p)
+    out.push_back(order ? static_cast<i64>(order->shape.rank() == 1 ? at(*order, {p}) : at(*order, {b, h, p})) : p);
+  return out;
+}
+
+Plain parts_of(const Plains& in, const PartsCase& c) {
+  std::vector<std::pair<const Plain*, const Plain*>> orders;
+  std::size_t next = 3;
+  for (const auto& [queries, keys] : c.orders) {
+    const Plain* first = queries.defined() ? &in[next++] : nullptr;
+    orders.emplace_back(first, keys.defined() ? &in[next++] : nullptr);
+  }
+  const Plain *query_mask = c.masked ? &in[next] : nullptr, *key_mask = c.masked ? &in[next + 1] : nullptr;
+  const Plain *key_bias = c.biased ? &in[in.size() - 2] : nullptr, *pair_bias = c.biased ? &in.back() : nullptr;
+  return plain({c.q[0], c.q[1], c.q[2], c.k[3]}, [&](const Index& i) {
+    double total = 0, sum = 0;
+    for (const auto& [queries, keys] : orders) {
+      const std::vector<i64> row = places(queries, i[0], i[1], c.q[2]), column = places(keys, i[0], i[1], c.k[2]);
+      for (i64 x = 0; x < static_cast<i64>(row.size()); ++x)
+        for (i64 y = 0; y < static_cast<i64>(column.size()); ++y) {
+          const i64 j = column[static_cast<std::size_t>(y)];
+          if (row[static_cast<std::size_t>(x)] != i[2] || j < 0 || (c.near && (y < x - 1 || y > x + 2)) || (c.causal && j > i[2])) continue;
+          if (query_mask && (at(*query_mask, {i[0], i[2]}) == 0 || at(*key_mask, {i[0], j}) == 0)) continue;
+          double s = 0;
+          for (i64 e = 0; e < c.q[3]; ++e) s += at(in[0], {i[0], i[1], i[2], e}) * at(in[1], {i[0], i[1], j, e});
+          s /= std::sqrt(static_cast<double>(c.q[3]));
+          if (key_bias) s += at(*key_bias, {i[0], i[1], j}) + at(*pair_bias, {i[0], i[1], i[2], j});
+          total += std::exp(s);
+          sum += std::exp(s) * at(in[2], {i[0], i[1], j, i[3]});
+        }
+    }
+    return total == 0 ? 0.0 : sum / total;
+  });
+}
+
+OpRow attention_parts_row() {
+  OpRow row{"attention_parts", true, {}, {}, {}};
+  const auto index = [](std::initializer_list<i64> values, Shape shape = {}) {
+    return Tensor::from<i64>(values, shape.rank() ? shape : Shape{static_cast<i64>(values.size())});
+  };
+  const Tensor odd = index({3, 1, -1}), even = index({0, 4, 2}), backwards = index({4, 3, 2, 1, 0}), some = index({2, -1, 0});
+  const Tensor own = index({0, 1, 2, 4, 3, -1, 1, 2, 4, 0, 3, 1}, {2, 2, 3}), rest = index({3, 4, 0, 1, -1, 0, 2, 4}, {2, 2, 2});
+  const Shape s{2, 2, 5, 2};
+  const std::vector<PartsCase> cases{
+      {"one part, as it is", s, s, {{{}, {}}}},
+      {"keys apart", s, s, {{{}, odd}, {backwards, even}}, true},
+      {"ranges of places", s, s, {{backwards, odd}, {{}, even}}, false, true, true},
+      {"an order for each head, rows left out", s, s, {{own, rest}, {some, own}}, false, false, true, true},
+      {"all at once", {2, 1, 5, 2}, s, {{own.slice(1, 0, 1), rest}, {backwards, own}}, true, true, true, true},
+      {"dropout", s, s, {{{}, odd}, {backwards, even}}, false, false, false, false, 0.3}};
+  for (PartsCase c : cases) {
+    if (c.q[1] == 1) c.k[1] = 1, c.orders[0].second = rest.slice(1, 0, 1), c.orders[1].second = own.slice(1, 0, 1);
+    Inputs in = inputs_of(c);
+    for (Tensor& t : in) t = t.to_contiguous();
+    row.samples.push_back({c.label, std::move(in), [c](const Inputs& x) { return attend_parts(x, c); },
+                           c.dropout > 0 ? Reference() : [c](const Plains& x) { return parts_of(x, c); }, 128});
+  }
+  const auto run = [s](std::vector<ops::AttentionPart> parts, const ops::AttentionOptions& o = {}) {
+    ops::attention_parts(numbers(s, 1), numbers(s, 1), numbers(s, 1), std::move(parts), o);
+  };
+  row.errors = {{[=] { run({}); }, "[attention_parts] needs at least one part"},
+                {[=] { run({{}}, {.pattern = std::make_shared<Near>()}); }, "the patterns in the parts instead of the options"},
+                {[=] {
+                   run({{.queries = index({0, 5})}});
+                 },
+                 "[attention_parts] queries names row 5, expected -1 to 4"},
+                {[=] {
+                   run({{.keys = index({1, -1, -1, 1})}});
+                 },
+                 "[attention_parts] keys names row 1 twice"},
+                {[=] { run({{.keys = numbers({3}, 1)}}); }, "[attention_parts] keys is f64 [3], expected i64 [places] or [B, H, places]"},
+                {[=] {
+                   run({{.queries = index({0, 1, 2}, {3, 1, 1})}});
+                 },
+                 "[attention_parts] queries is i64 [3, 1, 1]"}};
+  row.large = [](i64 n) {
+    const i64 length = std::max<i64>(8, n / (2 * 4 * 32));
+    const Shape shape{2, 4, length, 32};
+    Tensor order[2] = {Tensor::empty({length / 2}, DType::I64), Tensor::empty({length - length / 2}, DType::I64)};
+    const KeyedPermutation shuffled(static_cast<std::uint64_t>(length), RngKey(4));
+    for (i64 i = 0; i < length; ++i)
+      order[i >= length / 2].mut_ptr<i64>()[i % (length / 2)] = static_cast<i64>(shuffled(static_cast<std::uint64_t>(i)));
+    return make_large(
+        {numbers(shape, 1), numbers(shape, 2), numbers(shape, 3), order[0], order[1]},
+        [](const Inputs& in) {
+          ops::AttentionOptions o{.dropout = 0.1};
+          return ops::attention_parts(in[0], in[1], in[2], {{.queries = in[3], .keys = in[4]}, {.keys = in[3]}}, o);
+        },
+        3.0 * 8 * static_cast<double>(length * length) * 32, shape.numel());
+  };
+  return row;
+}
+
 struct LinearCase {
   std::string label;
   Shape q, v;
@@ -376,6 +521,7 @@ OpRow graph_attention_row() {
 
 void add_attention(std::vector<OpRow>& rows) {
   rows.push_back(attention_row());
+  rows.push_back(attention_parts_row());
   rows.push_back(graph_attention_row());
   rows.push_back(linear_attention_row());
 }

@@ -384,6 +384,45 @@ OpRow scatter_add_row() {
   return row;
 }
 
+OpRow scatter_along_row() {
+  OpRow row{"scatter_along", true, {}, {}, {}};
+  for (const auto& [s, size] :
+       std::vector<std::pair<Shape, i64>>{{{6, 3}, 4}, {{2, 3, 5, 2}, 3}, {{2, 2, 3}, 7}, {{2, 0, 2}, 3}, {{1, 3, 1}, 1}})
+    row.samples.push_back({fmt::format("{} into {}", s.str(), size),
+                           {numbers(s, 1), integers(s.without(-1), 2, -1, size)},
+                           [size = size](const Inputs& in) { return ops::scatter_along(in[0], in[1], size); },
+                           [size = size](const Plains& in) {
+                             Shape shape = in[0].shape;
+                             shape[shape.axis(-2)] = size;
+                             Plain y = plain(shape, [](const Index&) { return 0.0; });
+                             for_each_index(in[0].shape, [&](Index i) {
+                               const double x = at(in[0], i);
+                               i64& k = i[i.size() - 2];
+                               k = static_cast<i64>(at(in[1], Index(i.begin(), i.end() - 1)));
+                               if (k >= 0) y.v[static_cast<std::size_t>(flat_at(shape, i))] += x;
+                             });
+                             return y;
+                           }});
+  row.errors = {{[] {
+                   ops::scatter_along(numbers({2, 3, 4}, 1), integers({2, 2}, 1, 0, 2), 3);
+                 },
+                 "[scatter_along] got x [2, 3, 4] and index [2, 2]"},
+                {[] {
+                   ops::scatter_along(numbers({3, 4}, 1), Tensor::from<i64>({0, 1, 2}, {3}), 2);
+                 },
+                 "[scatter_along] index 2, expected -1 to 1"},
+                {[] {
+                   ops::scatter_along(numbers({3, 4}, 1), integers({3}, 1, 0, 2), -1);
+                 },
+                 "[scatter_along] got size -1, expected at least 0"}};
+  row.large = [](i64 n) {
+    return make_large(
+        {numbers({n / 1000, 20, 50}, 1), integers({n / 1000, 20}, 2, -1, 10)},
+        [](const Inputs& in) { return ops::scatter_along(in[0], in[1], 10); }, static_cast<double>(n), n / 2);
+  };
+  return row;
+}
+
 OpRow split_heads_row() {
   OpRow row{"split_heads", true, {}, {}, {}};
   for (const auto& [s, heads] : std::vector<std::pair<Shape, i64>>{{{2, 3, 8}, 4}, {{1, 2, 3}, 1}, {{2, 1, 3}, 3}, {{0, 2, 4}, 2}})
@@ -436,7 +475,7 @@ OpRow merge_heads_row() {
 
 void add_shapes(std::vector<OpRow>& rows) {
   for (auto make : {reshape_row, permute_row, transpose_row, slice_row, concat_row, pad_row, expand_row, gather_row, gather_along_row,
-                    scatter_add_row, split_heads_row, merge_heads_row})
+                    scatter_add_row, scatter_along_row, split_heads_row, merge_heads_row})
     rows.push_back(make());
 }
 

@@ -209,27 +209,39 @@ Tensor take_along(const Tensor& x, const Tensor& index) {
   return y;
 }
 
+Tensor put_along(const Tensor& x, const Tensor& index, i64 size) {  // rows with the same index are added in order of position
+  const Tensor in = x.detach().to_contiguous();
+  const i64 width = x.dim(-1);
+  Shape shape = x.shape();
+  shape[shape.axis(-2)] = size;
+  Tensor y = Tensor::zeros(shape, x.dtype());
+  with_float("scatter_along", x.dtype(), [&](auto t) {
+    using T = decltype(t);
+    const T* p = in.ptr<T>();
+    T* o = y.mut_ptr<T>();
+    for_each_pair(shape, index, [&](i64 base, i64 to, i64 from) {
+      if (to < 0) return;
+      for (i64 j = 0; j < width; ++j) o[(base + to) * width + j] += p[from * width + j];
+    });
+  });
+  return y;
+}
+
 struct GatherAlong final : Node {
   static constexpr std::string_view kName = "gather_along";
   Tensor index;
-  Shape shape;
-  GatherAlong(Tensor i, Shape s) : index(std::move(i)), shape(s) {}
+  i64 size;
+  GatherAlong(Tensor i, i64 n) : index(std::move(i)), size(n) {}
   std::string_view name() const override { return kName; }
-  Grads backward(const Tensor& up) override {
-    const Tensor dy = up.to_contiguous();
-    Tensor dx = Tensor::zeros(shape, dy.dtype());
-    const i64 width = shape.dim(-1);
-    with_float(kName, dy.dtype(), [&](auto t) {
-      using T = decltype(t);
-      const T* p = dy.ptr<T>();
-      T* o = dx.mut_ptr<T>();
-      for_each_pair(shape, index, [&](i64 base, i64 from, i64 to) {
-        if (from < 0) return;
-        for (i64 j = 0; j < width; ++j) o[(base + from) * width + j] += p[to * width + j];
-      });
-    });
-    return {dx};
-  }
+  Grads backward(const Tensor& dy) override { return {put_along(dy, index, size)}; }
+};
+
+struct ScatterAlong final : Node {
+  static constexpr std::string_view kName = "scatter_along";
+  Tensor index;
+  explicit ScatterAlong(Tensor i) : index(std::move(i)) {}
+  std::string_view name() const override { return kName; }
+  Grads backward(const Tensor& dy) override { return {take_along(dy, index)}; }
 };
 
 }  // namespace
@@ -327,7 +339,7 @@ Tensor gather_along(const Tensor& x, const Tensor& index) {
                                  index.shape().str()));
   const Tensor at = index.to_contiguous();
   check_index("gather_along", at, x.dim(-2));
-  return record<GatherAlong>(take_along(x, at), {&x}, at, x.shape());
+  return record<GatherAlong>(take_along(x, at), {&x}, at, x.dim(-2));
 }
 
 Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, i64 size) {
@@ -338,6 +350,16 @@ Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, i64 size) {
   const Tensor at = index.to_contiguous();
   check_index("scatter_add", at, size);
   return record<ScatterAdd>(put_add(x, a, at, size), {&x}, a, at);
+}
+
+Tensor scatter_along(const Tensor& x, const Tensor& index, i64 size) {
+  if (x.rank() < 2 || index.shape() != x.shape().without(-1))
+    throw ShapeError(fmt::format("[scatter_along] got x {} and index {}, expected x [..., m, D] and index [..., m]", x.shape().str(),
+                                 index.shape().str()));
+  if (size < 0) throw ShapeError(fmt::format("[scatter_along] got size {}, expected at least 0", size));
+  const Tensor at = index.to_contiguous();
+  check_index("scatter_along", at, size);
+  return record<ScatterAlong>(put_along(x, at, size), {&x}, at);
 }
 
 Tensor split_heads(const Tensor& x, i64 heads) {

@@ -48,6 +48,8 @@ Head make_head(const Attention<float>& a, const Sizes& size, i64 index) {
     const i64 sample = a.rows != nullptr ? a.rows[head.b] : head.b;
     head.dropout_key = a.dropout_key.fold_in(static_cast<std::uint64_t>(sample)).fold_in(static_cast<std::uint64_t>(head.h));
   }
+  head.query_order = a.query_order.head(head.b, head.h);
+  head.key_order = a.key_order.head(head.b, head.h);
   return head;
 }
 
@@ -105,10 +107,10 @@ class Forward {
     thread_local std::vector<i64> key_tiles;
     auto* state = new (memory) ForwardState;
     head.key_tiles(t, key_tiles);
-    const i64 i = t * kTile, stats = (head.b * a_.H + head.h) * a_.N + i;
+    const i64 stats = (head.b * a_.H + head.h) * a_.query_rows();
     float* q = reinterpret_cast<float*>(memory + sizeof(ForwardState));
-    const i64 pairs = forward_tile(head, dropout_, t, key_tiles, *state, q, q + kTile * size_.dp,
-                                   o_.p + head.b * o_.b + head.h * o_.h + i * o_.n, o_.n, row_max_ + stats, row_lse_ + stats);
+    const i64 pairs = forward_tile(head, dropout_, t, key_tiles, *state, q, q + kTile * size_.dp, o_.p + head.b * o_.b + head.h * o_.h,
+                                   o_.n, row_max_ + stats, row_lse_ + stats);
     counters::add_attention(2 * pairs * (a_.d + a_.dv), pairs);
   }
 
@@ -218,7 +220,7 @@ class Backward {
     if (a_.pattern != nullptr) {
       for (i64 u = head.starts[t]; u < head.starts[t + 1]; ++u) add(head.users[u]);
     } else {
-      for (i64 q = a_.causal ? t : 0; q < size_.q_tiles; ++q) add(q);
+      for (i64 q = a_.causal && !head.ordered() ? t : 0; q < size_.q_tiles; ++q) add(q);
     }
     write_keys(head, t, dk, dv, state->bias_grad);
     counters::add_attention(2 * pairs * (3 * a_.d + 2 * a_.dv), 0);
@@ -227,25 +229,31 @@ class Backward {
   void add_pair_bias(const Head& head, i64 query_tile, i64 key_tile, const BackwardState& state) const {
     const auto& out = grads_.dpair_bias;
     for (i64 i = 0; i < size_.rows(query_tile); ++i) {
-      float* to = out.p + head.b * out.b + head.h * out.h + (query_tile * kTile + i) * out.n + key_tile * kTile;
+      const i64 row = head.query_row(query_tile * kTile + i);
+      if (row < 0) continue;
+      float* to = out.p + head.b * out.b + head.h * out.h + row * out.n;
       const float* from = state.scores + i * kTile;
-      for (i64 j = 0; j < size_.keys(key_tile); ++j) to[j] += from[j];
+      for (i64 j = 0; j < size_.keys(key_tile); ++j)
+        if (const i64 key = head.key_row(key_tile * kTile + j); key >= 0) to[key] += from[j];
     }
+  }
+
+  static void put(float* to, const float* from, i64 n, float scale, bool add) {
+    for (i64 c = 0; c < n && add; ++c) to[c] += scale * from[c];
+    for (i64 c = 0; c < n && !add; ++c) to[c] = scale * from[c];
   }
 
   void write_keys(const Head& head, i64 t, const float* dk, const float* dv, const float* bias_grad) const {
     const auto scale = static_cast<float>(a_.scale);
     for (i64 j = 0; j < size_.keys(t); ++j) {
-      const i64 row = t * kTile + j;
-      if (grads_.dk.p != nullptr) {
-        float* to = grads_.dk.p + head.b * grads_.dk.b + head.h * grads_.dk.h + row * grads_.dk.n;
-        for (i64 c = 0; c < size_.d; ++c) to[c] = scale * dk[j * size_.dp + c];
-      }
-      if (grads_.dv.p != nullptr) {
-        float* to = grads_.dv.p + head.b * grads_.dv.b + head.h * grads_.dv.h + row * grads_.dv.n;
-        std::copy(dv + j * size_.dvp, dv + j * size_.dvp + size_.dv, to);
-      }
-      if (grads_.dkey_bias != nullptr) grads_.dkey_bias[(head.b * a_.H + head.h) * a_.M + row] = bias_grad[j];
+      const i64 row = head.key_row(t * kTile + j);
+      if (row < 0) continue;
+      if (grads_.dk.p != nullptr)
+        put(grads_.dk.p + head.b * grads_.dk.b + head.h * grads_.dk.h + row * grads_.dk.n, dk + j * size_.dp, size_.d, scale, grads_.add);
+      if (grads_.dv.p != nullptr)
+        put(grads_.dv.p + head.b * grads_.dv.b + head.h * grads_.dv.h + row * grads_.dv.n, dv + j * size_.dvp, size_.dv, 1, grads_.add);
+      if (grads_.dkey_bias != nullptr)
+        put(grads_.dkey_bias + (head.b * a_.H + head.h) * a_.key_rows() + row, bias_grad + j, 1, 1, grads_.add);
     }
   }
 
@@ -253,13 +261,10 @@ class Backward {
     if (grads_.dq.p == nullptr) return;
     const auto scale = static_cast<float>(a_.scale);
     for (i64 i = t * kTile; i < t * kTile + size_.rows(t); ++i) {
-      float* to = grads_.dq.p + head.b * grads_.dq.b + head.h * grads_.dq.h + i * grads_.dq.n;
-      const float* from = dq + i * size_.dp;
-      for (i64 c = 0; c < size_.d; ++c) to[c] = scale * from[c];
-      for (i64 g = 1; g < groups; ++g) {
-        from += dq_floats();
-        for (i64 c = 0; c < size_.d; ++c) to[c] += scale * from[c];
-      }
+      const i64 row = head.query_row(i);
+      if (row < 0) continue;
+      float* to = grads_.dq.p + head.b * grads_.dq.b + head.h * grads_.dq.h + row * grads_.dq.n;
+      for (i64 g = 0; g < groups; ++g) put(to, dq + g * dq_floats() + i * size_.dp, size_.d, scale, grads_.add || g > 0);
     }
   }
 
@@ -285,7 +290,7 @@ i64 heads_at_a_time(const Attention<float>& a, const RowsView<float>& pair) {
 template <>
 void attention_forward(const Attention<float>& a, RowsView<float> o, float* row_max, float* row_lse) {
   if (a.B * a.H * a.N == 0) return;
-  TAPEFORMER_ASSERT(!a.causal || a.M >= a.N, "causal attention needs at least as many keys as queries");
+  TAPEFORMER_ASSERT(!a.causal || a.query_order.p || a.key_order.p || a.M >= a.N, "causal attention needs at least as many keys as queries");
   const counters::Timed timed;
   attention_tiles::Forward(a, o, row_max, row_lse).run();
 }

@@ -11,6 +11,24 @@ void Pattern::key_tiles(i64 b, i64 h, i64 q0, i64 q1, i64 keys, i64 tile, std::v
   }
 }
 
+Pattern::Cover IntervalPattern::cover(i64 b, i64 h, i64 q0, i64 q1, i64 k0, i64 k1) const {
+  const Range top = keys(b, h, q0), bottom = keys(b, h, q1 - 1);
+  if (k1 <= top.first || k0 >= bottom.last) return Cover::None;
+  return bottom.first <= k0 && k1 <= top.last ? Cover::Full : Cover::Partial;
+}
+
+void IntervalPattern::row(i64 b, i64 h, i64 i, i64 k0, i64 k1, std::uint8_t* allowed) const {
+  const Range range = keys(b, h, i);
+  const i64 first = std::clamp(range.first, k0, k1), last = std::clamp(range.last, first, k1);
+  std::fill(allowed, allowed + (first - k0), std::uint8_t{0});
+  std::fill(allowed + (last - k0), allowed + (k1 - k0), std::uint8_t{0});
+}
+
+void IntervalPattern::key_tiles(i64 b, i64 h, i64 q0, i64 q1, i64 keys_, i64 tile, std::vector<i64>& out) const {
+  const i64 first = std::max<i64>(keys(b, h, q0).first, 0), last = std::min(keys(b, h, q1 - 1).last, keys_);
+  for (i64 t = first / tile; t * tile < last; ++t) out.push_back(t);
+}
+
 namespace attention_tiles {
 namespace {
 
@@ -20,24 +38,24 @@ void prefetch_row(const float* x, i64 d) {
 }
 constexpr i64 kAhead = 8;
 
-// Rows [0, rows) of x, zeros where the row is not real, then zeros up to kTile rows.
-template <class Real>
-void pack_rows(float* to, const float* x, i64 stride, i64 rows, i64 d, i64 dp, Real&& real) {
+// The rows of x at `rows` places, zeros where row(i) is -1, then zeros up to kTile rows.
+template <class Row>
+void pack_rows(float* to, const float* x, i64 stride, i64 rows, i64 d, i64 dp, Row&& row) {
   for (i64 i = 0; i < kTile; ++i, to += dp) {
-    const bool copy = i < rows && real(i);
-    if (i + kAhead < rows) prefetch_row(x + (i + kAhead) * stride, d);
-    if (copy) std::copy(x + i * stride, x + i * stride + d, to);
-    std::fill(to + (copy ? d : 0), to + dp, 0.0f);
+    const i64 at = i < rows ? row(i) : -1, ahead = i + kAhead < rows ? row(i + kAhead) : -1;
+    if (ahead >= 0) prefetch_row(x + ahead * stride, d);
+    if (at >= 0) std::copy(x + at * stride, x + at * stride + d, to);
+    std::fill(to + (at >= 0 ? d : 0), to + dp, 0.0f);
   }
 }
 
-template <class Real>
-void pack_transposed(float* to, const float* x, i64 stride, i64 keys, i64 padded, i64 d, Real&& real) {
+template <class Row>
+void pack_transposed(float* to, const float* x, i64 stride, i64 keys, i64 padded, i64 d, Row&& row) {
   for (i64 j = 0; j < padded; ++j) {
-    const bool copy = j < keys && real(j);
-    if (j + kAhead < keys) prefetch_row(x + (j + kAhead) * stride, d);
-    const float* from = x + j * stride;
-    for (i64 c = 0; c < d; ++c) to[c * padded + j] = copy ? from[c] : 0.0f;
+    const i64 at = j < keys ? row(j) : -1, ahead = j + kAhead < keys ? row(j + kAhead) : -1;
+    if (ahead >= 0) prefetch_row(x + ahead * stride, d);
+    const float* from = x + at * stride;
+    for (i64 c = 0; c < d; ++c) to[c * padded + j] = at >= 0 ? from[c] : 0.0f;
   }
 }
 
@@ -77,25 +95,23 @@ void Head::place_backward(float* memory) {
 
 void Head::pack_query_tile(i64 tile, float* to) const {
   const i64 i0 = tile * kTile;
-  pack_rows(to, head_rows(a->q, b, h) + i0 * a->q.n, a->q.n, size->rows(tile), size->d, size->dp,
-            [&](i64 i) { return real_query(i0 + i); });
+  pack_rows(to, head_rows(a->q, b, h), a->q.n, size->rows(tile), size->d, size->dp, [&](i64 i) { return real_query(i0 + i); });
 }
 
 void Head::pack_key_tile(i64 tile) const {
   const i64 j0 = tile * kTile;
-  const auto real = [&](i64 j) { return real_key(j0 + j); };
-  pack_transposed(keys_t + j0 * size->d, head_rows(a->k, b, h) + j0 * a->k.n, a->k.n, size->keys(tile), size->padded_keys(tile), size->d,
-                  real);
-  pack_rows(v + j0 * size->dvp, head_rows(a->v, b, h) + j0 * a->v.n, a->v.n, size->keys(tile), size->dv, size->dvp, real);
+  const auto row = [&](i64 j) { return real_key(j0 + j); };
+  pack_transposed(keys_t + j0 * size->d, head_rows(a->k, b, h), a->k.n, size->keys(tile), size->padded_keys(tile), size->d, row);
+  pack_rows(v + j0 * size->dvp, head_rows(a->v, b, h), a->v.n, size->keys(tile), size->dv, size->dvp, row);
 }
 
 void Head::pack_key_tile_backward(i64 tile) const {
   const i64 j0 = tile * kTile, count = size->keys(tile), padded = size->padded_keys(tile);
-  const auto real = [&](i64 j) { return real_key(j0 + j); };
-  const float *k = head_rows(a->k, b, h) + j0 * a->k.n, *values = head_rows(a->v, b, h) + j0 * a->v.n;
-  pack_rows(keys + j0 * size->dp, k, a->k.n, count, size->d, size->dp, real);
-  pack_transposed(keys_t + j0 * size->d, k, a->k.n, count, padded, size->d, real);
-  pack_transposed(values_t + j0 * size->dv, values, a->v.n, count, padded, size->dv, real);
+  const auto row = [&](i64 j) { return real_key(j0 + j); };
+  const float *k = head_rows(a->k, b, h), *values = head_rows(a->v, b, h);
+  pack_rows(keys + j0 * size->dp, k, a->k.n, count, size->d, size->dp, row);
+  pack_transposed(keys_t + j0 * size->d, k, a->k.n, count, padded, size->d, row);
+  pack_transposed(values_t + j0 * size->dv, values, a->v.n, count, padded, size->dv, row);
 }
 
 void Head::pack_query_tile_backward(i64 tile, RowsView<const float> o, const float* row_max, const float* row_lse,
@@ -103,30 +119,33 @@ void Head::pack_query_tile_backward(i64 tile, RowsView<const float> o, const flo
   const i64 i0 = tile * kTile, count = size->rows(tile), all = kTile * size->q_tiles;
   pack_query_tile(tile, q + i0 * size->dp);
   for (i64 i = 0; i < count && a->dropout > 0; ++i) row_keys[i0 + i] = row_key(i0 + i);
-  const float* g = head_rows(grad, b, h) + i0 * grad.n;
+  const float *g = head_rows(grad, b, h), *out_rows = head_rows(o, b, h);
   pack_rows(d_o + i0 * size->dvp, g, grad.n, count, size->dv, size->dvp, [&](i64 i) { return real_query(i0 + i); });
-  const i64 stats = (b * a->H + h) * size->N + i0;
+  const i64 stats = (b * a->H + h) * a->query_rows();
   for (i64 i = 0; i < kTile; ++i) {
     float* out = row + i0 + i;
-    if (i >= count || !real_query(i0 + i)) {
+    const i64 r = i < count ? real_query(i0 + i) : -1;
+    if (r < 0) {
       out[0] = out[all] = out[2 * all] = 0.0f;
       continue;
     }
-    out[0] = row_max[stats + i];
-    out[all] = row_lse[stats + i];
-    out[2 * all] = dot(head_rows(o, b, h) + (i0 + i) * o.n, g + i * grad.n, size->dv);
+    out[0] = row_max[stats + r];
+    out[all] = row_lse[stats + r];
+    out[2 * all] = dot(out_rows + r * o.n, g + r * grad.n, size->dv);
   }
 }
 
 void Head::fill_bias(i64 query_tile, i64 key_tile, float* to) const {
   const i64 q0 = query_tile * kTile, k0 = key_tile * kTile, keys = size->keys(key_tile);
-  const float* by_key = a->key_bias ? a->key_bias + b * a->key_bias_b + h * a->key_bias_h + k0 : nullptr;
+  const float* by_key = a->key_bias ? a->key_bias + b * a->key_bias_b + h * a->key_bias_h : nullptr;
   for (i64 i = 0; i < size->rows(query_tile); ++i, to += kTile) {
-    if (a->pair_bias.p != nullptr) {
-      const float* pair = head_rows(a->pair_bias, b, h) + (q0 + i) * a->pair_bias.n + k0;
-      for (i64 j = 0; j < keys; ++j) to[j] = pair[j] + (by_key ? by_key[j] : 0.0f);
+    const i64 r = query_row(q0 + i);
+    const float* pair = a->pair_bias.p && r >= 0 ? head_rows(a->pair_bias, b, h) + r * a->pair_bias.n : nullptr;
+    const auto bias = [&](i64 at) { return (pair ? pair[at] : 0.0f) + (by_key ? by_key[at] : 0.0f); };
+    if (key_order == nullptr) {
+      for (i64 j = 0; j < keys; ++j) to[j] = bias(k0 + j);
     } else {
-      std::copy(by_key, by_key + keys, to);
+      for (i64 j = 0; j < keys; ++j) to[j] = key_order[k0 + j] < 0 ? 0.0f : bias(key_order[k0 + j]);
     }
     std::fill(to + keys, to + kTile, 0.0f);
   }
@@ -134,7 +153,7 @@ void Head::fill_bias(i64 query_tile, i64 key_tile, float* to) const {
 
 void Head::key_tiles(i64 query_tile, std::vector<i64>& out) const {
   const i64 q0 = query_tile * kTile, q1 = q0 + size->rows(query_tile);
-  const i64 seen = a->causal ? std::min(size->M, q1) : size->M;
+  const i64 seen = a->causal && !ordered() ? std::min(size->M, q1) : size->M;
   out.clear();
   if (a->pattern != nullptr) {
     a->pattern->key_tiles(b, h, q0, q1, size->M, kTile, out);
@@ -163,14 +182,14 @@ void Head::find_users() {
 bool TileMask::build(const Head& head, i64 query_tile, i64 key_tile) {
   const i64 q0 = query_tile * kTile, k0 = key_tile * kTile, rows = head.size->rows(query_tile), keys = head.size->keys(key_tile);
   const auto* a = head.a;
-  if (a->causal && k0 > q0 + rows - 1) return false;
-  const bool causal = a->causal && k0 + keys - 1 > q0;
+  if (a->causal && !head.ordered() && k0 > q0 + rows - 1) return false;
+  const bool causal = a->causal && (head.ordered() || k0 + keys - 1 > q0);
   auto cover = Pattern::Cover::Full;
   if (a->pattern != nullptr) cover = a->pattern->cover(head.b, head.h, q0, q0 + rows, k0, k0 + keys);
   if (cover == Pattern::Cover::None) return false;
   bool padding = keys % kPad != 0;
-  for (i64 i = 0; i < rows && !padding && a->query_mask; ++i) padding = !head.real_query(q0 + i);
-  for (i64 j = 0; j < keys && !padding && a->key_mask; ++j) padding = !head.real_key(k0 + j);
+  for (i64 i = 0; i < rows && !padding && (a->query_mask || head.query_order); ++i) padding = head.real_query(q0 + i) < 0;
+  for (i64 j = 0; j < keys && !padding && (a->key_mask || head.key_order); ++j) padding = head.real_key(k0 + j) < 0;
   masked = causal || padding || cover == Pattern::Cover::Partial;
   if (!masked) {
     for (i64 s = 0; s < kStrips; ++s) {
@@ -179,18 +198,19 @@ bool TileMask::build(const Head& head, i64 query_tile, i64 key_tile) {
     }
     return true;
   }
-  fill(head, q0, k0, rows, keys, cover == Pattern::Cover::Partial, causal);
+  fill(head, q0, k0, rows, keys, cover == Pattern::Cover::Partial, causal && !head.ordered());
+  if (causal && head.ordered()) forget_later_rows(head, q0, k0, rows, keys);
   return shrink(rows, keys);
 }
 
 void TileMask::fill(const Head& head, i64 q0, i64 k0, i64 rows, i64 keys, bool pattern, bool causal) {
   alignas(64) std::uint8_t real[kTile];
-  for (i64 j = 0; j < kTile; ++j) real[j] = j < keys && head.real_key(k0 + j);
+  for (i64 j = 0; j < kTile; ++j) real[j] = j < keys && head.real_key(k0 + j) >= 0;
   std::memset(allowed + rows * kTile, 0, static_cast<std::size_t>((kTile - rows) * kTile));
   for (i64 i = 0; i < rows; ++i) {
     std::uint8_t* row = allowed + i * kTile;
     const i64 seen = causal ? std::clamp<i64>(q0 + i + 1 - k0, 0, keys) : keys;
-    if (!head.real_query(q0 + i) || seen == 0) {
+    if (head.real_query(q0 + i) < 0 || seen == 0) {
       std::memset(row, 0, kTile);
       continue;
     }
@@ -202,6 +222,15 @@ void TileMask::fill(const Head& head, i64 q0, i64 k0, i64 rows, i64 keys, bool p
       std::memcpy(row, real, kTile);
     }
     std::memset(row + seen, 0, static_cast<std::size_t>(kTile - seen));
+  }
+}
+
+void TileMask::forget_later_rows(const Head& head, i64 q0, i64 k0, i64 rows, i64 keys) {
+  i64 row[kTile];
+  for (i64 j = 0; j < keys; ++j) row[j] = head.key_row(k0 + j);
+  for (i64 i = 0; i < rows; ++i) {
+    const i64 own = head.query_row(q0 + i);
+    for (i64 j = 0; j < keys; ++j) allowed[i * kTile + j] &= row[j] <= own;
   }
 }
 

@@ -39,14 +39,15 @@ struct Head {
   const Sizes* size = nullptr;
   i64 b = 0, h = 0;
   RngKey dropout_key;
-  float* keys_t = nullptr;            // per key tile [d, padded keys of the tile], at tile * d * 64
-  float* v = nullptr;                 // forward: [k_tiles * 64, dvp]
-  float* q = nullptr;                 // backward, here and below: [q_tiles * 64, dp]
-  float* keys = nullptr;              // [k_tiles * 64, dp]
-  float* values_t = nullptr;          // per key tile [dv, padded keys], at tile * dv * 64
-  float* d_o = nullptr;               // [q_tiles * 64, dvp]
-  float* row = nullptr;               // three arrays [q_tiles * 64]: maximum, log-sum, sum of o d_o
-  std::uint64_t* row_keys = nullptr;  // [q_tiles * 64], for dropout
+  const i64 *query_order = nullptr, *key_order = nullptr;  // row at each place; null = the place's own number
+  float* keys_t = nullptr;                                 // per key tile [d, padded keys of the tile], at tile * d * 64
+  float* v = nullptr;                                      // forward: [k_tiles * 64, dvp]
+  float* q = nullptr;                                      // backward, here and below: [q_tiles * 64, dp]
+  float* keys = nullptr;                                   // [k_tiles * 64, dp]
+  float* values_t = nullptr;                               // per key tile [dv, padded keys], at tile * dv * 64
+  float* d_o = nullptr;                                    // [q_tiles * 64, dvp]
+  float* row = nullptr;                                    // three arrays [q_tiles * 64]: maximum, log-sum, sum of o d_o
+  std::uint64_t* row_keys = nullptr;                       // [q_tiles * 64], for dropout
   // Pattern only: query tiles that need key tile t are users[starts[t]] ... users[starts[t + 1] - 1], ascending.
   std::vector<i64> starts, users;
 
@@ -63,9 +64,18 @@ struct Head {
   void key_tiles(i64 query_tile, std::vector<i64>& out) const;
   void find_users();
 
-  std::uint64_t row_key(i64 i) const { return dropout_key.fold_in(static_cast<std::uint64_t>(i)).value(); }
-  bool real_query(i64 i) const { return a->query_mask == nullptr || a->query_mask[b * size->N + i] != 0; }
-  bool real_key(i64 j) const { return a->key_mask == nullptr || a->key_mask[b * size->M + j] != 0; }
+  bool ordered() const { return query_order != nullptr || key_order != nullptr; }
+  i64 query_row(i64 i) const { return query_order ? query_order[i] : i; }
+  i64 key_row(i64 j) const { return key_order ? key_order[j] : j; }
+  // The row at a place, -1 where it is padding or none.
+  i64 real_query(i64 i) const { return real_row(query_row(i), a->query_mask, a->query_rows()); }
+  i64 real_key(i64 j) const { return real_row(key_row(j), a->key_mask, a->key_rows()); }
+  std::uint64_t row_key(i64 i) const { return dropout_key.fold_in(static_cast<std::uint64_t>(query_row(i))).value(); }
+
+ private:
+  i64 real_row(i64 row, const std::uint8_t* mask, i64 rows) const {
+    return row < 0 || mask == nullptr || mask[b * rows + row] != 0 ? row : -1;
+  }
 };
 
 // The allowed pairs of one tile. Strip s is computed for keys [low[s], high[s]) of the tile, multiples of kPad.
@@ -81,6 +91,7 @@ struct TileMask {
 
  private:
   void fill(const Head&, i64 q0, i64 k0, i64 rows, i64 keys, bool pattern, bool causal);
+  void forget_later_rows(const Head&, i64 q0, i64 k0, i64 rows, i64 keys);
   bool shrink(i64 rows, i64 keys);
 };
 

@@ -26,22 +26,27 @@ double dot(const T* x, const T* y, i64 n) {
 }
 
 template <class T>
-class Row {  // the keys that query i looks at, with scores and dropout factors
+class Row {  // the keys that the query at place i looks at, with scores and dropout factors
  public:
-  std::vector<i64> keys;
+  i64 query = -1;         // its row; -1: none stands there
+  std::vector<i64> keys;  // rows
   std::vector<double> score, factor;
 
   void build(const Attention<T>& a, i64 b, i64 h, i64 i) {
-    allow(a, b, h, i);
+    const i64 *queries = a.query_order.head(b, h), *order = a.key_order.head(b, h);
+    query = queries ? queries[i] : i;
     keys.clear();
     score.clear();
     factor.clear();
-    const RowDropout dropout(a.dropout, a.dropout_key, a.rows ? a.rows[b] : b, h, i);
-    for (i64 j = 0; j < a.M; ++j) {
-      if (!allowed_[j]) continue;
-      double s = a.scale * dot(row_of(a.q, b, h, i), row_of(a.k, b, h, j), a.d);
+    if (query < 0) return;
+    allow(a, b, h, i);
+    const RowDropout dropout(a.dropout, a.dropout_key, a.rows ? a.rows[b] : b, h, query);
+    for (i64 place = 0; place < a.M; ++place) {
+      const i64 j = order ? order[place] : place;
+      if (!allowed_[place] || j < 0 || (a.causal && j > query) || (a.key_mask && !a.key_mask[b * a.key_rows() + j])) continue;
+      double s = a.scale * dot(row_of(a.q, b, h, query), row_of(a.k, b, h, j), a.d);
       if (a.key_bias) s += double(a.key_bias[b * a.key_bias_b + h * a.key_bias_h + j]);
-      if (a.pair_bias.p) s += double(row_of(a.pair_bias, b, h, i)[j]);
+      if (a.pair_bias.p) s += double(row_of(a.pair_bias, b, h, query)[j]);
       keys.push_back(j);
       score.push_back(s);
       factor.push_back(dropout.factor(j));
@@ -50,21 +55,18 @@ class Row {  // the keys that query i looks at, with scores and dropout factors
 
  private:
   void allow(const Attention<T>& a, i64 b, i64 h, i64 i) {
-    const bool real = a.query_mask == nullptr || a.query_mask[b * a.N + i];
+    const bool real = a.query_mask == nullptr || a.query_mask[b * a.query_rows() + query];
     allowed_.assign(static_cast<std::size_t>(a.M), real ? 1 : 0);
-    if (!real) return;
-    if (a.pattern) a.pattern->row(b, h, i, 0, a.M, allowed_.data());
-    for (i64 j = 0; j < a.M; ++j) {
-      if ((a.causal && j > i) || (a.key_mask && !a.key_mask[b * a.M + j])) allowed_[j] = 0;
-    }
+    if (real && a.pattern) a.pattern->row(b, h, i, 0, a.M, allowed_.data());
   }
   std::vector<std::uint8_t> allowed_;
 };
 
 template <class T>
-void forward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, i64 i, const RowsView<T>& o, T& row_max, T& row_lse) {
+void forward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, const RowsView<T>& o, T& row_max, T& row_lse) {
   std::vector<double> sum(static_cast<std::size_t>(a.dv), 0.0);
-  row_max = row_lse = T(0);
+  row_max = T(kEmptyRow);
+  row_lse = T(0);
   if (!row.keys.empty()) {
     row_max = static_cast<T>(*std::max_element(row.score.begin(), row.score.end()));
     double total = 0;
@@ -76,8 +78,13 @@ void forward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, i64 i, 
       for (i64 c = 0; c < a.dv; ++c) sum[c] += p * double(v[c]);
     }
   }
-  T* out = row_of(o, b, h, i);
+  T* out = row_of(o, b, h, row.query);
   for (i64 c = 0; c < a.dv; ++c) out[c] = static_cast<T>(sum[c]);
+}
+
+template <class T>
+void put(T& to, double value, bool add) {
+  to = static_cast<T>(add ? double(to) + value : value);
 }
 
 template <class T>
@@ -86,8 +93,9 @@ struct HeadGrads {
 };
 
 template <class T>
-void backward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, i64 i, const RowsView<const T>& o, T row_max, T row_lse,
+void backward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, const RowsView<const T>& o, T row_max, T row_lse,
                   const RowsView<const T>& d_o, const AttentionGrads<T>& grads, HeadGrads<T>& sums) {
+  const i64 i = row.query;
   std::vector<double> dq(static_cast<std::size_t>(a.d), 0.0);
   const T *go = row_of(d_o, b, h, i), *q = row_of(a.q, b, h, i);
   const double through = row.keys.empty() ? 0 : dot(go, row_of(o, b, h, i), a.dv);
@@ -105,7 +113,7 @@ void backward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, i64 i,
     if (grads.dpair_bias.p) row_of(grads.dpair_bias, b, h, i)[j] += static_cast<T>(ds);
   }
   if (grads.dq.p) {
-    for (i64 c = 0; c < a.d; ++c) row_of(grads.dq, b, h, i)[c] = static_cast<T>(dq[c]);
+    for (i64 c = 0; c < a.d; ++c) put(row_of(grads.dq, b, h, i)[c], dq[c], grads.add);
   }
 }
 
@@ -113,17 +121,22 @@ template <class T>
 void backward_head(const Attention<T>& a, i64 b, i64 h, const RowsView<const T>& o, const T* row_max, const T* row_lse,
                    const RowsView<const T>& d_o, const AttentionGrads<T>& grads) {
   const auto zeros = [](i64 n) { return std::vector<double>(static_cast<std::size_t>(n), 0.0); };
-  HeadGrads<T> sums{zeros(a.M * a.d), zeros(a.M * a.dv), zeros(a.M)};
+  const i64 M = a.key_rows();
+  const i64* order = a.key_order.head(b, h);
+  HeadGrads<T> sums{zeros(M * a.d), zeros(M * a.dv), zeros(M)};
   Row<T> row;
   for (i64 i = 0; i < a.N; ++i) {
     row.build(a, b, h, i);
-    const i64 at = (b * a.H + h) * a.N + i;
-    backward_row(a, row, b, h, i, o, row_max[at], row_lse[at], d_o, grads, sums);
+    if (row.query < 0) continue;
+    const i64 at = (b * a.H + h) * a.query_rows() + row.query;
+    backward_row(a, row, b, h, o, row_max[at], row_lse[at], d_o, grads, sums);
   }
-  for (i64 j = 0; j < a.M; ++j) {
-    for (i64 c = 0; c < a.d && grads.dk.p; ++c) row_of(grads.dk, b, h, j)[c] = static_cast<T>(sums.dk[j * a.d + c]);
-    for (i64 c = 0; c < a.dv && grads.dv.p; ++c) row_of(grads.dv, b, h, j)[c] = static_cast<T>(sums.dv[j * a.dv + c]);
-    if (grads.dkey_bias) grads.dkey_bias[(b * a.H + h) * a.M + j] = static_cast<T>(sums.dbias[j]);
+  for (i64 place = 0; place < a.M; ++place) {
+    const i64 j = order ? order[place] : place;
+    if (j < 0) continue;
+    for (i64 c = 0; c < a.d && grads.dk.p; ++c) put(row_of(grads.dk, b, h, j)[c], sums.dk[j * a.d + c], grads.add);
+    for (i64 c = 0; c < a.dv && grads.dv.p; ++c) put(row_of(grads.dv, b, h, j)[c], sums.dv[j * a.dv + c], grads.add);
+    if (grads.dkey_bias) put(grads.dkey_bias[(b * a.H + h) * M + j], sums.dbias[j], grads.add);
   }
 }
 
@@ -136,7 +149,8 @@ void attention_forward_reference(const Attention<T>& a, RowsView<T> o, T* row_ma
     for (i64 x = begin; x < end; ++x) {
       const i64 i = x % a.N, h = x / a.N % a.H, b = x / a.N / a.H;
       row.build(a, b, h, i);
-      forward_row(a, row, b, h, i, o, row_max[x], row_lse[x]);
+      const i64 at = (b * a.H + h) * a.query_rows() + row.query;
+      if (row.query >= 0) forward_row(a, row, b, h, o, row_max[at], row_lse[at]);
     }
   });
 }

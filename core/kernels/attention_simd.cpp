@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #define HWY_WANT_SSE4 1
 #undef HWY_TARGET_INCLUDE
@@ -99,18 +100,24 @@ HWY_INLINE hn::Mask<Floats> allowed_lanes(const std::uint8_t* allowed) {
   return hn::RebindMask(f, hn::Ne(hn::PromoteTo(ints, hn::LoadU(bytes, allowed)), hn::Zero(ints)));
 }
 
-// factor[x] for keys first + x, x < kTile. Key j takes 16 bits of bits32(j / 2) of the row's key (rng.h): eight keys to
-// one Philox block, whose four words stand in the low halves of 64-bit lanes.
-#if HWY_TARGET == HWY_SCALAR
-void dropout_factors(const Dropout& dropout, std::uint64_t row_key, i64 first, float* factor) {
+// factor[x] for the keys at places first + x, x < kTile. Key j takes 16 bits of bits32(j / 2) of the row's key (rng.h): eight keys to
+// one Philox block, whose four words stand in the low halves of 64-bit lanes. Where keys have an order, each has a block of its own.
+void scattered_dropout_factors(const Dropout& dropout, std::uint64_t row_key, const i64* rows, i64 keys, float* factor) {
   for (i64 x = 0; x < kTile; ++x) {
-    const auto j = static_cast<std::uint64_t>(first + x);
+    const auto j = static_cast<std::uint64_t>(x < keys ? rows[x] : 0);
     const auto bits = RngKey(row_key).bits32(j >> 1) >> (16 * (j & 1)) & 0xffffu;
     factor[x] = static_cast<std::int32_t>(bits) < dropout.threshold ? 0.0f : dropout.scale;
   }
 }
+
+HWY_NOINLINE void dropout_factors(const Dropout& dropout, std::uint64_t row_key, const Head& head, i64 first, float* factor) {
+  const i64 keys = std::min(kTile, head.size->M - first);
+  if (head.key_order != nullptr) return scattered_dropout_factors(dropout, row_key, head.key_order + first, keys, factor);
+#if HWY_TARGET == HWY_SCALAR
+  i64 rows[kTile];
+  std::iota(rows, rows + kTile, first);
+  scattered_dropout_factors(dropout, row_key, rows, keys, factor);
 #else
-HWY_NOINLINE void dropout_factors(const Dropout& dropout, std::uint64_t row_key, i64 first, float* factor) {
   const Floats f;
   const hn::RebindToSigned<Floats> i32;
   const hn::RebindToUnsigned<Floats> u32;
@@ -140,8 +147,8 @@ HWY_NOINLINE void dropout_factors(const Dropout& dropout, std::uint64_t row_key,
     const auto drop = hn::Lt(hn::PromoteTo(i32, hn::LoadU(u16, bits + x)), threshold);
     hn::Store(hn::IfThenZeroElse(hn::RebindMask(f, drop), scale), f, factor + x);
   }
-}
 #endif
+}
 
 // ---- forward
 
@@ -164,10 +171,10 @@ HWY_INLINE Vec scaled_score(const RowTile& t, Vec scale, i64 j, Vec minus) {
 template <bool kBias, bool kMasked>
 HWY_INLINE float row_maximum(const RowTile& t, Vec scale) {
   const Floats f;
-  Vec top = hn::Set(f, kNoKey);
+  Vec top = hn::Set(f, kEmptyRow);
   for (i64 j = t.low; j < t.high; j += lanes()) {
     Vec s = scaled_score<kBias>(t, scale, j, hn::Zero(f));
-    if constexpr (kMasked) s = hn::IfThenElse(allowed_lanes(t.allowed + j), s, hn::Set(f, kNoKey));
+    if constexpr (kMasked) s = hn::IfThenElse(allowed_lanes(t.allowed + j), s, hn::Set(f, kEmptyRow));
     top = hn::Max(top, s);
   }
   return hn::GetLane(hn::MaxOfLanes(f, top));
@@ -197,12 +204,12 @@ template <bool kBias, bool kMasked>
 HWY_INLINE void softmax_row(const RowTile& t, float scale, float& max, float* sums, float* o, i64 n) {
   const Floats f;
   const float top = row_maximum<kBias, kMasked>(t, hn::Set(f, scale));
-  if (kMasked && top == kNoKey) {
+  if (kMasked && top == kEmptyRow) {
     for (i64 j = t.low; j < t.high; j += lanes()) hn::Store(hn::Zero(f), f, t.scores + j);
     return;
   }
   if (!(top <= max)) {
-    if (max != kNoKey) {
+    if (max != kEmptyRow) {
       const float by = std::exp(max - top);
       rescale(sums, kPad, by);
       rescale(o, n, by);
@@ -217,7 +224,7 @@ HWY_NOINLINE void softmax_strip(const Head& head, const Dropout& dropout, Forwar
   const i64 n = head.size->dvp, end = std::min((s + 1) * kStrip, rows);
   const auto run = state.mask.masked ? softmax_row<kBias, true> : softmax_row<kBias, false>;
   for (i64 i = s * kStrip; i < end; ++i) {
-    if (dropout.on) dropout_factors(dropout, state.row_keys[i], k0, state.factor);
+    if (dropout.on) dropout_factors(dropout, state.row_keys[i], head, k0, state.factor);
     const RowTile t{state.scores + i * kTile, state.bias + i * kTile, state.mask.allowed + i * kTile, dropout.on ? state.factor : nullptr,
                     state.mask.low[s],        state.mask.high[s]};
     run(t, static_cast<float>(head.a->scale), state.max[i], state.sums + i * kPad, o + i * n, n);
@@ -225,9 +232,10 @@ HWY_NOINLINE void softmax_strip(const Head& head, const Dropout& dropout, Forwar
 }
 
 HWY_INLINE void finish_row(const Sizes& size, ForwardState& state, i64 i, const float* sum, float* out, float* row_max, float* row_lse) {
-  if (state.max[i] == kNoKey) {
+  if (state.max[i] == kEmptyRow) {
     std::fill(out, out + size.dv, 0.0f);
-    *row_max = *row_lse = 0.0f;
+    *row_max = kEmptyRow;
+    *row_lse = 0.0f;
     return;
   }
   float total = 0;
@@ -243,7 +251,7 @@ i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::
   const Sizes& size = *head.size;
   const i64 rows = size.rows(tile), q0 = tile * kTile;
   const bool bias = head.a->key_bias != nullptr || head.a->pair_bias.p != nullptr;
-  std::fill(state.max, state.max + kTile, kNoKey);
+  std::fill(state.max, state.max + kTile, kEmptyRow);
   std::memset(state.sums, 0, sizeof state.sums);
   std::memset(o, 0, static_cast<std::size_t>(kTile * size.dvp) * sizeof(float));
   for (i64 i = 0; dropout.on && i < rows; ++i) state.row_keys[i] = head.row_key(q0 + i);
@@ -265,7 +273,9 @@ i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::
       strip(scores, kTile, 1, head.v + (k0 + low) * size.dvp, size.dvp, o + r * size.dvp, size.dvp, size.dvp, n, true);
     }
   }
-  for (i64 i = 0; i < rows; ++i) finish_row(size, state, i, o + i * size.dvp, out + i * out_row, row_max + i, row_lse + i);
+  for (i64 i = 0; i < rows; ++i)
+    if (const i64 row = head.query_row(q0 + i); row >= 0)
+      finish_row(size, state, i, o + i * size.dvp, out + row * out_row, row_max + row, row_lse + row);
   return pairs;
 }
 
@@ -307,7 +317,7 @@ HWY_NOINLINE void gradient_strip(const Head& head, const Dropout& dropout, Backw
       hn::Store(hn::Zero(f), f, p + j);
     }
     if (high == 0) continue;
-    if (dropout.on) dropout_factors(dropout, head.row_keys[q0 + i], k0, state.factor);
+    if (dropout.on) dropout_factors(dropout, head.row_keys[q0 + i], head, k0, state.factor);
     const RowTile t{ds, state.bias + i * kTile, state.mask.allowed + i * kTile, dropout.on ? state.factor : nullptr, low, high};
     const auto run = state.mask.masked ? gradient_row<kBias, true> : gradient_row<kBias, false>;
     run(t, p, static_cast<float>(head.a->scale), head.row + q0 + i, all, bias_grad);

@@ -6,8 +6,6 @@
 
 namespace tapeformer::kernels::attention_tiles {
 
-inline constexpr float kNoKey = -3.402823466e38f;  // maximum of a row that has seen no key
-
 struct Dropout {  // factors of one row are made tile by tile from the row's key
   bool on = false;
   std::int32_t threshold = 0;  // of 16 random bits
@@ -33,7 +31,8 @@ struct BackwardState {                      // of one key tile
   TileMask mask;
 };
 
-// One tile of queries against all keys they see. q: [64, dp] and o: [64, dvp] are scratch. Returns the pairs computed.
+// One tile of queries against all keys they see. q: [64, dp] and o: [64, dvp] are scratch; out, row_max and row_lse are the head's, by
+// row. Returns the pairs computed.
 i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::vector<i64>& key_tiles, ForwardState& state, float* q,
                  float* o, float* out, i64 out_row, float* row_max, float* row_lse);
 
