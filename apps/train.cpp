@@ -13,6 +13,8 @@ int main(int argc, char** argv) {
   std::string explain;
   bool dry = false, print_config = false, markdown = false;
   app.add_option("config", options.config_file, "configuration (YAML)")->type_name("CONFIG.yaml");
+  app.add_option("overlay", options.overlays, "further configurations laid over it: the keys of later files win")
+      ->type_name("OVERLAY.yaml");
   app.add_option("--set", options.set, "set a key of the configuration; may be repeated")
       ->type_name("KEY=VALUE")
       ->expected(1)
@@ -38,6 +40,7 @@ int main(int argc, char** argv) {
   train configs/results/sst2.yaml
   train configs/results/sst2.yaml --set train.steps=500 --set optim.lr=1e-3 --run-dir runs/short
   train configs/results/sst2.yaml --resume
+  train configs/lra/listops.yaml configs/lra/listops-small.yaml
   train --explain optim.adamw
 SIGTERM and SIGINT finish the current step, save a checkpoint and end with exit code 143 or 130.)");
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away must not end a training run

@@ -177,6 +177,21 @@ void ConfigNode::set_path(const std::string& dotted, const std::string& yaml_val
   }
 }
 
+void ConfigNode::overlay(const ConfigNode& over) {
+  const ConfigNode &type = (*this)["type"], &new_type = over["type"];
+  if (!is_map() || !over.is_map() || (type && new_type && type != new_type)) {
+    *this = over;
+    return;
+  }
+  for (const auto& [key, value] : over.entries_) {
+    const auto old = std::find_if(entries_.begin(), entries_.end(), [&](const auto& e) { return e.first == key; });
+    if (old == entries_.end())
+      entries_.emplace_back(key, value);
+    else
+      old->second.overlay(value);
+  }
+}
+
 std::string ConfigNode::place() const {
   std::string at = file_ ? *file_ : "configuration";
   if (line_ > 0) at += ":" + std::to_string(line_);

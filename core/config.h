@@ -47,7 +47,10 @@ class ConfigNode {
   void erase(std::string_view key);
   ConfigNode& push_back(ConfigNode value);
   void set_path(const std::string& dotted, const std::string& yaml_value);  // --set a.b=c; creates maps on the way
-  std::string place() const;                                                // "run.yaml:14: model.dropout" for messages
+  // Lays `over` on top, keys of `over` winning. Sections are joined key by key, except where `type` changes: such a section is replaced
+  // whole, since its old keys belong to the old type. Messages about a key name the file that it came from.
+  void overlay(const ConfigNode& over);
+  std::string place() const;  // "run.yaml:14: model.dropout" for messages
   const std::string& path() const { return path_; }
   std::string yaml() const;                                      // as YAML text
   std::string json() const;                                      // as one line of JSON

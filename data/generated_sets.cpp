@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/hdf5_file.h"
-#include "core/rng.h"
 #include "data/dataset.h"
+#include "data/draws.h"
 
 namespace tapeformer {
 namespace {
@@ -20,19 +20,6 @@ constexpr std::array kColours{"red", "blue", "green", "white"};
 constexpr std::array kSizes{"", "big ", "small ", "old "};
 constexpr std::array kPitches{"rising", "falling", "steady", "warbling"};
 constexpr i64 kRate = 8000;
-
-// The n-th draw of a sample.
-class Draws {
- public:
-  explicit Draws(RngKey key) : key_(key) {}
-  i64 below(i64 n) { return static_cast<i64>(key_.below(next_++, static_cast<std::uint64_t>(n))); }
-  double between(double low, double high) { return low + (high - low) * key_.uniform(next_++); }
-  double normal() { return key_.normal(next_++); }
-
- private:
-  RngKey key_;
-  std::uint64_t next_ = 0;
-};
 
 Part part_of_sample(i64 i, i64 samples) { return i * 10 < samples * 8 ? Part::Train : i * 10 < samples * 9 ? Part::Valid : Part::Test; }
 

@@ -7,6 +7,20 @@
 #include "data/unicode.h"
 
 namespace tapeformer {
+namespace {
+
+std::string without(std::string_view text, std::string_view dropped) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t start = at;
+    next_codepoint(text, at);
+    const std::string_view c = text.substr(start, at - start);
+    if (dropped.find(c) == std::string_view::npos) out += c;
+  }
+  return out;
+}
+
+}  // namespace
 
 Registry<TokenizerType>& tokenizer_registry() {
   static Registry<TokenizerType> registry("tokenizer");
@@ -20,6 +34,8 @@ void validate(const TokenizerConfig& c, const ConfigNode& place) {
   const std::string at = place ? place.place() : "data.tokenizer";
   if (type.usual_vocab == 0 && c.vocab != 0)
     throw ConfigError(fmt::format("{}.vocab: got {}, but a {} tokenizer has a fixed vocabulary", at, c.vocab, c.type));
+  if (c.type != "word" && c.split != "words")
+    throw ConfigError(fmt::format("{}.split: got '{}', which only a word tokenizer has", at, c.split));
   if (type.usual_min_count == 0 && c.min_count != 0)
     throw ConfigError(fmt::format("{}.min_count: got {}, but a {} tokenizer counts nothing", at, c.min_count, c.type));
   if (c.vocab != 0 && c.vocab < type.least_vocab)
@@ -28,7 +44,8 @@ void validate(const TokenizerConfig& c, const ConfigNode& place) {
 
 std::string Tokenizer::normalise(std::string_view text) const {
   std::string out = config_.nfc ? normalise_nfc(text) : std::string(text);
-  return config_.lowercase ? lowercase(out) : out;
+  if (config_.lowercase) out = lowercase(out);
+  return config_.drop.empty() ? out : without(out, config_.drop);
 }
 
 void Tokenizer::save(Hdf5File& file, const std::string& group) const {

@@ -22,6 +22,7 @@ struct TokenizerConfig {
   i64 min_count = 0;
   bool lowercase = false;
   bool nfc = true;
+  std::string split = "words", drop;
 };
 std::vector<std::string> tokenizer_types();
 template <class V>
@@ -35,6 +36,8 @@ void visit_fields(V& v, TokenizerConfig& c) {
     "bpe 2)");
   v("lowercase", c.lowercase, "turn capitals into small letters");
   v("nfc", c.nfc, "bring Unicode into composed form (NFC) first");
+  v("split", c.split, OneOf{"words", "blanks"}, "word: at words and punctuation, or at white space only");
+  v("drop", c.drop, "characters to leave out, after the rest of the normalisation; ListOps with its parentheses: ()");
 }
 void validate(const TokenizerConfig&, const ConfigNode& place);  // ConfigError
 

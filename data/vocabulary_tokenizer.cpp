@@ -80,16 +80,20 @@ std::vector<std::string> count_units(const TokenizerConfig& c, std::span<const s
   return most_frequent({counts.begin(), counts.end()}, c.min_count, c.vocab - kSpecialTokens);
 }
 
-TokenizerType type_of(i64 vocab, i64 min_count, Splitter split, const char* separator) {
+// splitter: of a configuration.
+TokenizerType type_of(i64 vocab, i64 min_count, Splitter (*splitter)(const TokenizerConfig&), const char* separator) {
   const auto make = [=](const TokenizerConfig& c, std::vector<std::string> units) {
-    return std::make_unique<VocabularyTokenizer>(c, std::move(units), split, separator);
+    return std::make_unique<VocabularyTokenizer>(c, std::move(units), splitter(c), separator);
   };
   return {vocab, min_count, kSpecialTokens + 1,
-          [=](const TokenizerConfig& c, std::span<const std::string> texts) { return make(c, count_units(c, texts, split)); }, make};
+          [=](const TokenizerConfig& c, std::span<const std::string> texts) { return make(c, count_units(c, texts, splitter(c))); }, make};
 }
 
-const bool kChar = tokenizer_registry().add("char", type_of(2000, 1, split_chars, ""));
-const bool kWord = tokenizer_registry().add("word", type_of(30000, 2, split_words, " "));
+Splitter char_splitter(const TokenizerConfig&) { return split_chars; }
+Splitter word_splitter(const TokenizerConfig& c) { return c.split == "blanks" ? split_blanks : split_words; }
+
+const bool kChar = tokenizer_registry().add("char", type_of(2000, 1, char_splitter, ""));
+const bool kWord = tokenizer_registry().add("word", type_of(30000, 2, word_splitter, " "));
 
 }  // namespace
 }  // namespace tapeformer

@@ -56,4 +56,20 @@ std::vector<std::string_view> split_words(std::string_view text) {
   return words;
 }
 
+std::vector<std::string_view> split_blanks(std::string_view text) {
+  std::vector<std::string_view> words;
+  std::size_t start = 0;
+  const auto close = [&](std::size_t end) {
+    if (end > start) words.push_back(text.substr(start, end - start));
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t here = at;
+    if (kind_of(next_codepoint(text, at)) != CharKind::Space) continue;
+    close(here);
+    start = at;
+  }
+  close(text.size());
+  return words;
+}
+
 }  // namespace tapeformer

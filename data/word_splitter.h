@@ -8,4 +8,6 @@ namespace tapeformer {
 
 std::vector<std::string_view> split_words(std::string_view utf8);
 
+std::vector<std::string_view> split_blanks(std::string_view text);  // at white space only
+
 }  // namespace tapeformer

@@ -46,7 +46,12 @@ class Recorder final : public TrainObserver {  // observes a run into its direct
   Progress progress_;
 };
 
-std::string run_folder(const RunOptions& o) { return o.run_dir.empty() ? "runs/" + fs::path(o.config_file).stem().string() : o.run_dir; }
+std::string run_folder(const RunOptions& o) {
+  if (!o.run_dir.empty()) return o.run_dir;
+  std::string name = "runs/" + fs::path(o.config_file).stem().string();
+  for (const std::string& file : o.overlays) name += "-" + fs::path(file).stem().string();
+  return name;
+}
 
 void check_same(const RunConfig& config, const Checkpoint& checkpoint) {
   const std::vector<std::string> changed = changes_that_matter(write_run_config(config), checkpoint.config());
@@ -91,6 +96,7 @@ struct LogFile {
 
 RunConfig load_run_config(const RunOptions& o) {
   ConfigNode file = ConfigNode::load(o.config_file);
+  for (const std::string& overlay : o.overlays) file.overlay(ConfigNode::load(overlay));
   for (const std::string& assignment : o.set) {
     const std::size_t equals = assignment.find('=');
     if (equals == std::string::npos || equals == 0)

@@ -10,8 +10,9 @@ namespace tapeformer {
 
 struct RunOptions {
   std::string config_file;
-  std::vector<std::string> set;  // "train.steps=100"
-  std::string run_dir;           // "" = runs/<name of the configuration>
+  std::vector<std::string> overlays;  // configurations laid over it in order; later keys win
+  std::vector<std::string> set;       // "train.steps=100"
+  std::string run_dir;                // "" = runs/<name of the configuration>, with -<name> for each overlay
   bool resume = false, overwrite = false;
   int threads = 0;  // 0 = as the configuration says
 };

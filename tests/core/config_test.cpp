@@ -218,6 +218,16 @@ TEST(Config, SetPath) {
   EXPECT_EQ(n.json(), before) << "a refused value left something behind";
 }
 
+TEST(Config, Overlay) {
+  ConfigNode n = ConfigNode::parse("a: 1\nm: {type: x, k: 1, l: [1, 2], sub: {p: 1}}\n", "base.yaml");
+  n.overlay(ConfigNode::parse("\nm: {l: [3], sub: {q: 2}}\nb: 5\n", "over.yaml"));
+  EXPECT_EQ(n.json(), R"({"a": 1, "m": {"type": "x", "k": 1, "l": [3], "sub": {"p": 1, "q": 2}}, "b": 5})");
+  EXPECT_EQ(n["m"]["sub"]["q"].place(), "over.yaml:2: m.sub.q");
+  EXPECT_EQ(n["m"]["k"].place(), "base.yaml:2: m.k");
+  n.overlay(ConfigNode::parse("m: {type: y, z: 1}\na: {c: 1}", "last.yaml"));  // another type: its keys belong to the old one
+  EXPECT_EQ(n.json(), R"({"a": {"c": 1}, "m": {"type": "y", "z": 1}, "b": 5})");
+}
+
 TEST(Config, Explain) {
   const auto lines = explain_config<Outer>("model.");
   ASSERT_GE(lines.size(), 10u);
