@@ -165,6 +165,17 @@ struct LinearAttentionState {
 Tensor linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const LinearAttentionOptions& = {},
                         LinearAttentionState* last = nullptr);
 
+// y_i = sum_j exp(w_ij + k_j) v_j / sum_j exp(w_ij + k_j) over real keys j (j <= i when causal), feature by feature: the weights are a
+// table of positions and the keys themselves, without a product of queries and keys (core/kernels/position_attention.h). k, v [B, H, N, d];
+// k undefined = 0. Padded rows give 0.
+struct PositionAttentionOptions {
+  Tensor mask;  // u8 [B, N], 1 = real
+  bool causal = false;
+  std::optional<i64> reach;  // w is a band: see below
+};
+// w undefined = 0; [H or 1, N, N]; or with a reach r [H or 1, N or 1, 2 r + 1]: w_ij stands at j - i + r, and is 0 beyond the band.
+Tensor position_attention(const Tensor& w, const Tensor& k, const Tensor& v, const PositionAttentionOptions& = {});
+
 // `value` forward; the gradient goes to `soft` unchanged (Bengio et al. 2013, straight-through estimator).
 Tensor straight_through(const Tensor& value, const Tensor& soft);
 

@@ -75,6 +75,7 @@ const std::vector<OpRow>& op_rows() {
     add_shapes(all);
     add_products(all);
     add_attention(all);
+    add_position_attention(all);
     return all;
   }();
   return rows;
