@@ -174,9 +174,10 @@ double flops(const Case& c, i64 N) {
   const Sizes s{.B = 1, .N = N, .H = 2, .d = 8};
   const auto core = build(c, spec_of(c, s));
   const AttentionInput in = random_input(*core, s, DType::F32);
+  const Tensor upstream = random_tensor(in.v.shape(), DType::F32, 4);
   const auto total = [] { return static_cast<double>(counters::now().matmul_flops + counters::now().attention_flops); };
   const double before = total();
-  run(*core, in);
+  run(*core, in, {}, upstream);
   return total() - before;
 }
 
