@@ -64,6 +64,39 @@ class Union final : public kernels::Pattern {
   std::vector<std::shared_ptr<const kernels::Pattern>> parts_;
 };
 
+// A part without the pairs that others hold already, which are asked by position.
+class Without final : public kernels::Pattern {
+ public:
+  Without(ops::AttentionPart part, std::vector<std::shared_ptr<const kernels::Pattern>> others)
+      : part_(std::move(part)), others_(std::move(others)) {}
+  Cover cover(i64 b, i64 h, i64 q0, i64 q1, i64 k0, i64 k1) const override {
+    return part_.pattern && part_.pattern->cover(b, h, q0, q1, k0, k1) == Cover::None ? Cover::None : Cover::Partial;
+  }
+  void row(i64 b, i64 h, i64 i, i64 k0, i64 k1, std::uint8_t* allowed) const override {
+    if (part_.pattern) part_.pattern->row(b, h, i, k0, k1, allowed);
+    const i64 query = position(part_.queries, b, h, i);
+    for (i64 j = k0; j < k1; ++j)
+      for (std::size_t other = 0; other < others_.size() && allowed[j - k0]; ++other) {
+        const i64 key = position(part_.keys, b, h, j);
+        std::uint8_t held = 1;
+        if (query >= 0 && key >= 0) others_[other]->row(b, h, query, key, key + 1, &held);
+        allowed[j - k0] = !held;
+      }
+  }
+  void key_tiles(i64 b, i64 h, i64 q0, i64 q1, i64 keys, i64 tile, std::vector<i64>& out) const override {
+    part_.pattern ? part_.pattern->key_tiles(b, h, q0, q1, keys, tile, out) : Pattern::key_tiles(b, h, q0, q1, keys, tile, out);
+  }
+
+ private:
+  static i64 position(const Tensor& order, i64 b, i64 h, i64 place) {
+    if (!order.defined()) return place;
+    if (order.rank() == 1) return order.ptr<i64>()[place];
+    return order.ptr<i64>()[(order.dim(0) > 1 ? b : 0) * order.stride(0) + (order.dim(1) > 1 ? h : 0) * order.stride(1) + place];
+  }
+  ops::AttentionPart part_;
+  std::vector<std::shared_ptr<const kernels::Pattern>> others_;
+};
+
 std::vector<ConfigNode> expand(const std::vector<ConfigNode>& heads) {
   std::vector<ConfigNode> out;
   for (const ConfigNode& head : heads) {
@@ -162,6 +195,30 @@ class Hybrid final : public AttentionCore {
       std::vector<std::shared_ptr<const kernels::Pattern>> parts;
       for (const PatternCore* p : patterns_) parts.push_back(p ? p->pattern(in) : nullptr);
       return std::make_shared<Union>(std::move(parts));
+    }
+    // Patterns that run as they are form one part; each of the others keeps its own parts, without the pairs before it.
+    std::vector<ops::AttentionPart> parts(const AttentionInput& in) const override {
+      std::vector<std::shared_ptr<const kernels::Pattern>> held;
+      std::vector<std::pair<const PatternCore*, std::vector<ops::AttentionPart>>> ordered;
+      for (const PatternCore* p : patterns_) {
+        std::vector<ops::AttentionPart> own = p ? p->parts(in) : std::vector<ops::AttentionPart>(1);
+        const bool plain = own.size() == 1 && !own[0].queries.defined() && !own[0].keys.defined();
+        if (plain && own[0].pattern == nullptr) return own;  // every pair
+        if (plain)
+          held.push_back(own[0].pattern);
+        else
+          ordered.emplace_back(p, std::move(own));
+      }
+      std::vector<ops::AttentionPart> out;
+      if (!held.empty()) out.push_back({.queries = {}, .keys = {}, .pattern = std::make_shared<Union>(held)});
+      for (auto& [core, own] : ordered) {
+        for (ops::AttentionPart& part : own) {
+          out.push_back(part);
+          if (!held.empty()) out.back().pattern = std::make_shared<Without>(std::move(part), held);
+        }
+        held.push_back(core->pattern(in));
+      }
+      return out;
     }
 
    private:

@@ -64,6 +64,8 @@ const std::pair<const char*, const char*> kLinear[] = {
     {"bigbird", "{block_size: 64}"},
     {"bigbird", "{block_size: 32, num_random: 2, global_blocks: [], num_global_ext: 4}"},
     {"random", "{block_size: 64}"},
+    {"strided", "{stride: 3, reach: 8}"},
+    {"reformer", "{chunk_len: 32, n_rounds: 3}"},
 };
 
 TEST(AttentionCost, NothingQuadraticIsAllocated) {

@@ -49,6 +49,14 @@ TEST(AttentionIdentities, VariantsCoincide) {
       {"sinkhorn", "{block_size: 100, hard: true}", "full", "{}"},
       {"sinkhorn", "{block_size: 70, sortcut: 1}", "full", "{}"},
       {"hybrid", "{heads: [{type: sinkhorn, block_size: 70}, {type: full}]}", "full", "{}"},
+      {"strided", "{stride: 1, reach: 5}", "local", "{window: 5}"},
+      {"strided", "{stride: 1, reach: null}", "full", "{}"},
+      {"strided", "{pattern: strided, stride: 1}", "full", "{}"},
+      {"strided", "{pattern: strided, stride: 6, part: first}", "local", "{window: 6}"},
+      {"strided", "{pattern: fixed, stride: 6, part: first}", "local", "{mode: block, block_size: 6, look_back: 0, look_forward: 0}"},
+      {"hybrid",
+       "{combine: union, heads: [{type: strided, pattern: strided, stride: 6, part: first}, {type: strided, stride: 6, reach: null}]}",
+       "strided", "{pattern: strided, stride: 6}"},
       {"bigbird", "{block_size: 70}", "full", "{}"},
       {"bigbird", "{block_size: 7, window_blocks: 9}", "full", "{}"},
       {"bigbird", "{block_size: 9, window_blocks: 0, global_blocks: [], num_random: 8}", "full", "{}"},
@@ -122,7 +130,7 @@ TEST(AttentionIdentities, LocalMatchesLoops) {
 
 TEST(AttentionIdentities, OneTokenGivesItsValue) {
   // v up to eps, learned factors times v, nothing
-  const char* others[] = {"linear_transformer", "linformer", "memory_compressed", "random", "aft"};
+  const char* others[] = {"linear_transformer", "linformer", "memory_compressed", "random", "aft", "include_self: false", "part: second"};
   for (const Case& c : all_cases()) {
     const std::string text = c.type + c.config;
     if (std::any_of(std::begin(others), std::end(others), [&](const char* type) { return text.find(type) != std::string::npos; })) continue;
