@@ -8,6 +8,7 @@
 
 #include "core/kernels/attention.h"
 #include "core/kernels/graph_attention.h"
+#include "core/kernels/recurrent.h"
 #include "core/rng.h"
 #include "core/tensor.h"
 
@@ -175,6 +176,23 @@ struct PositionAttentionOptions {
 };
 // w undefined = 0; [H or 1, N, N]; or with a reach r [H or 1, N or 1, 2 r + 1]: w_ij stands at j - i + r, and is 0 beyond the band.
 Tensor position_attention(const Tensor& w, const Tensor& k, const Tensor& v, const PositionAttentionOptions& = {});
+
+// Re(DFT over positions (DFT over features (x))), x [B, N, D] (core/kernels/fourier.h). Padded rows give 0.
+struct FourierOptions {
+  Tensor mask;        // u8 [B, N], 1 = real
+  bool ortho = true;  // times (L D)^-1/2, L positions
+  bool trim = true;   // over a sample's real rows in their order; otherwise over all, with padding as zeros
+};
+Tensor fourier_mix(const Tensor& x, const FourierOptions& = {});
+
+// Hidden states of a recurrent network from zero states (core/kernels/recurrent.h): gi [B, N, G H] = W_ih x + b_ih, w_hh [G H, H],
+// b_hh [G H] -> [B, N, H]; G = 1 for rnn, 4 for lstm, 3 for gru. A padded step keeps the state and gives 0.
+struct RecurrentOptions {
+  kernels::Cell cell = kernels::Cell::Lstm;
+  bool reverse = false;  // from the last position to the first
+  Tensor mask;           // u8 [B, N], 1 = real
+};
+Tensor recurrent(const Tensor& gi, const Tensor& w_hh, const Tensor& b_hh, const RecurrentOptions& = {});
 
 // `value` forward; the gradient goes to `soft` unchanged (Bengio et al. 2013, straight-through estimator).
 Tensor straight_through(const Tensor& value, const Tensor& soft);

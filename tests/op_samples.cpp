@@ -76,6 +76,7 @@ const std::vector<OpRow>& op_rows() {
     add_products(all);
     add_attention(all);
     add_position_attention(all);
+    add_mixing(all);
     return all;
   }();
   return rows;

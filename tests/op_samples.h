@@ -54,6 +54,7 @@ void add_shapes(std::vector<OpRow>&);
 void add_products(std::vector<OpRow>&);
 void add_attention(std::vector<OpRow>&);
 void add_position_attention(std::vector<OpRow>&);
+void add_mixing(std::vector<OpRow>&);
 
 Tensor numbers(const Shape&, std::uint64_t seed, double low = -2, double high = 2);  // f64
 Tensor off_zero(const Shape&, std::uint64_t seed);                                   // magnitudes 0.2 to 2: away from kinks at 0
