@@ -87,6 +87,11 @@ void check_length(const char* variant, i64 length, i64 max_len) {
   if (length > max_len) throw ShapeError(fmt::format("[{}] the input has {} positions, max_len is {}", variant, length, max_len));
 }
 
+void require_side(const AttentionCore& core, const AttentionInput& in) {
+  for (const std::string& name : core.info().side)
+    if (!in.find(name)) throw ConfigError(fmt::format("attention '{}' needs '{}', which this data does not have", core.info().name, name));
+}
+
 void warn_unused(const std::string& message) {
   static std::mutex mutex;
   static std::set<std::string> said;

@@ -177,6 +177,9 @@ void check_length(const char* variant, i64 length, i64 max_len);  // ShapeError 
 
 std::string attention_page();  // docs/attention.md: every registered variant with its formula, cost and keys (Markdown)
 
+// ConfigError that names a side input which the core cannot do without and the batch lacks.
+void require_side(const AttentionCore&, const AttentionInput&);
+
 // Warns once a process and message; for keys that the chosen mode does not use.
 void warn_unused(const std::string& message);
 

@@ -8,11 +8,6 @@ namespace {
 
 i64 value_dim(const AttentionCore& core, const AttentionSpec& spec) { return core.value_dim() > 0 ? core.value_dim() : spec.head_dim; }
 
-void require_side(const AttentionCore& core, const AttentionInput& in) {
-  for (const std::string& name : core.info().side)
-    if (!in.find(name)) throw ConfigError(fmt::format("attention '{}' needs '{}', which this data does not have", core.info().name, name));
-}
-
 }  // namespace
 
 AttentionLayer::AttentionLayer(const ConfigNode& config, const AttentionSpec& spec, bool bias, bool rotary, RngKey key)
@@ -54,6 +49,7 @@ Tensor AttentionLayer::forward(const Tensor& x, const Tensor& mask, const SideIn
   in.external = side.external;
   require_side(*core_, in);
   if (core_->info().place != Place::Core) {
+    in.rotary = rotary_;
     const Tensor y = core_->attend(in, ctx.at("core"));
     return out_ ? (*out_)->forward(y) : y;
   }

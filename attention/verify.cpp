@@ -61,7 +61,10 @@ ConfigNode known_keys(const Golden& g) {
   ConfigNode out = ConfigNode::map();
   out.set("type", ConfigNode::scalar(g.type));
   for (const FieldHelp& field : attention_registry().get(g.type).explain())
-    if (const ConfigNode& value = g.config[field.key]) out.set(field.key, value);
+    if (const ConfigNode& value = g.config[field.key])
+      out.set(field.key, value);
+    else if (field.key == "dropout")  // no file drops anything
+      out.set(field.key, ConfigNode::scalar("0"));
   if (g.variant.size() > g.type.size()) out.set("kind", ConfigNode::scalar(g.variant.substr(g.type.size() + 1)));
   return out;
 }

@@ -11,12 +11,17 @@ Conv1d::Conv1d(i64 in, i64 out, const Conv1dOptions& o, RngKey key)
       weight_(this, "weight", {out, in / o.groups, o.kernel}, Init::fan_in(in / o.groups * o.kernel), key),
       bias_(this, "bias", {out}, Init::zeros(), key, false) {}
 
+ops::ConvOptions same_length(const Conv1dOptions& o) {
+  const i64 before = o.causal ? o.kernel - 1 : (o.kernel - 1) / 2;
+  return {.stride = o.stride,
+          .dilation = o.dilation,
+          .groups = o.groups,
+          .pad_before = o.dilation * before,
+          .pad_after = o.dilation * (o.kernel - 1 - before)};
+}
+
 Tensor Conv1d::forward(const Tensor& x, const Tensor& mask) const {
-  const i64 reach = options_.dilation * (options_.kernel - 1);
-  ops::ConvOptions o{.stride = options_.stride, .dilation = options_.dilation, .groups = options_.groups};
-  o.pad_before = options_.causal ? reach : reach / 2;
-  o.pad_after = options_.causal ? 0 : reach - reach / 2;
-  const Tensor y = ops::conv1d(mask.defined() ? ops::mask_rows(x, mask) : x, weight_.get(), bias_.get(), o);
+  const Tensor y = ops::conv1d(mask.defined() ? ops::mask_rows(x, mask) : x, weight_.get(), bias_.get(), same_length(options_));
   return mask.defined() ? ops::mask_rows(y, strided_mask(mask)) : y;
 }
 

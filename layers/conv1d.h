@@ -1,5 +1,6 @@
 // conv1d.h: convolution along the sequence, channels last. Padded rows are read as zeros and stay zero.
 #pragma once
+#include "autograd/ops.h"
 #include "layers/module.h"
 
 namespace tapeformer {
@@ -8,6 +9,9 @@ struct Conv1dOptions {
   i64 kernel = 3, stride = 1, dilation = 1, groups = 1;
   bool causal = false;  // taps reach back only; otherwise centred
 };
+
+// Padding that keeps the length at stride 1: all of it before (causal), or as much on both sides, the odd tap of an even kernel at the end.
+ops::ConvOptions same_length(const Conv1dOptions&);
 
 class Conv1d : public Module {
  public:

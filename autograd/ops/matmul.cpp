@@ -62,6 +62,29 @@ Tensor product(const Tensor& a, const Tensor& b, std::string_view op) {
   return y;
 }
 
+// The gradient of an operand of shape `to`: x y, summed over the batch axes it was repeated on. An operand that the whole batch shares
+// takes every product into one matrix.
+Tensor product_for(const Tensor& x, const Tensor& y, const Shape& to, std::string_view op) {
+  const Shape batch = broadcast(x.shape().without(-1).without(-1), y.shape().without(-1).without(-1), "matmul");
+  const i64 m = x.dim(-2), n = y.dim(-1);
+  if (batch.numel() <= 1 || to.numel() != m * n) return sum_to(product(x, y, op), to);
+  const Tensor x4 = four_axes(x, batch), y4 = four_axes(y, batch);
+  Tensor sum = Tensor::zeros(to, x.dtype());
+  with_float(op, x.dtype(), [&](auto t) {
+    using T = decltype(t);
+    kernels::Gemm<T> g{
+        .m = m, .n = n, .k = x.dim(-1), .a = view_of<T>(x4), .b = view_of<T>(y4), .c = {sum.mut_ptr<T>(), n}, .accumulate = true};
+    const auto a = g.a, b = g.b;
+    for (i64 i = 0; i < x4.dim(0); ++i)
+      for (i64 j = 0; j < x4.dim(1); ++j) {
+        g.a.p = a.p + i * a.batch0 + j * a.batch1;
+        g.b.p = b.p + i * b.batch0 + j * b.batch1;
+        kernels::gemm(g);
+      }
+  });
+  return sum;
+}
+
 struct Matmul final : Node {  // da = dy b^T,  db = a^T dy
   static constexpr std::string_view kName = "matmul";
   SavedTensor a, b;
@@ -76,8 +99,8 @@ struct Matmul final : Node {  // da = dy b^T,  db = a^T dy
         need_b(static_cast<bool>(b_.grad_ref())) {}
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& dy) override {
-    return {need_a ? sum_to(product(dy, b.get(kName).transpose(-1, -2), kName), sa) : Tensor(),
-            need_b ? sum_to(product(a.get(kName).transpose(-1, -2), dy, kName), sb) : Tensor()};
+    return {need_a ? product_for(dy, b.get(kName).transpose(-1, -2), sa, kName) : Tensor(),
+            need_b ? product_for(a.get(kName).transpose(-1, -2), dy, sb, kName) : Tensor()};
   }
 };
 
