@@ -102,6 +102,8 @@ std::vector<ConfigNode> expand(const std::vector<ConfigNode>& heads) {
   for (const ConfigNode& head : heads) {
     if (!head.is_map()) throw ConfigError(head.place() + ": expected {type: ...}");
     if (head["causal"]) throw ConfigError(head["causal"].place() + ": causality belongs to the model, not to a head");
+    if (attention_registry().get(attention_type(head)).info.place != Place::Core)
+      throw ConfigError(fmt::format("{}: '{}' does not work on heads and cannot be one of a hybrid", head.place(), attention_type(head)));
     if (attention_type(head) == "hybrid") throw ConfigError(head.place() + ": a hybrid cannot hold a hybrid");
     i64 repeat = 1;
     if (const ConfigNode& r = head["repeat"]) {

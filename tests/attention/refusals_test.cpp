@@ -69,6 +69,8 @@ TEST(AttentionRefusals, Hybrids) {
   EXPECT_SAYS(refusal("{type: hybrid, combine: union, heads: [{type: local}, {type: linear_transformer}]}"),
               "'linear_transformer' is no pattern of keys and cannot be part of a union");
   EXPECT_SAYS(refusal("{type: hybrid, combine: union, heads: [{type: local, scale: 0.1}]}"), "in a union the scale belongs to the hybrid");
+  EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full}, {type: lstm}]}"),
+              "'lstm' does not work on heads and cannot be one of a hybrid");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [full, local]}"), "expected {type: ...}");
   EXPECT_EQ(refusal("{type: hybrid, heads: [{type: sinkhorn, sortcut: 0}, {type: full}]}", causal_spec()), "");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: sinkhorn, sortcut: 2}, {type: full}]}", causal_spec()), "sortcut has no causal form");
@@ -92,6 +94,22 @@ TEST(AttentionRefusals, Globals) {
   EXPECT_SAYS(message_of([&] { bigbird->attend(in, {}); }), "[bigbird] rand_blocks holds 3, expected -1 to 2");
   in.side["rand_blocks"] = Tensor::full({1, 3, 1}, 0, DType::I64);
   EXPECT_SAYS(message_of([&] { bigbird->attend(in, {}); }), "[bigbird] rand_blocks is i64 [1, 3, 1], expected i64 [2, 3, r]");
+}
+
+TEST(AttentionRefusals, MixersAndBlocks) {
+  EXPECT_SAYS(refusal("{type: lstm, bidirectional: true}", causal_spec()), "bidirectional: true sees the future");
+  EXPECT_SAYS(refusal("{type: gru, bidirectional: true}", {.dim = 7, .heads = 1, .head_dim = 7}), "hidden: missing");
+  EXPECT_SAYS(refusal("{type: rnn, forget_bias: 1}"), "forget_bias");
+  EXPECT_SAYS(refusal("{type: gmlp, ffn: 5}"), "ffn: got 5, expected an even number");
+  EXPECT_SAYS(refusal("{type: gmlp, max_len: 8}"), "max_len: got 8, expected at least 16");
+  EXPECT_SAYS(refusal("{type: mlp_mixer, max_len: 8}"), "max_len: got 8, expected at least 16");
+  EXPECT_SAYS(refusal("{type: conv1d, kernel: 0}"), "kernel: got 0, expected");
+  EXPECT_SAYS(refusal("{type: conformer, conv_kernel: 4}"), "conv_kernel: got 4, expected an odd number");
+  EXPECT_EQ(refusal("{type: conformer, conv_kernel: 4}", causal_spec()), "");
+  EXPECT_SAYS(refusal("{type: conformer, heads: 3}"), "heads: got 3, expected a divisor of the model's width 8");
+  EXPECT_SAYS(refusal("{type: conformer, attention: {type: gmlp}}"), "'gmlp' cannot stand inside a conformer: it is a whole block itself");
+  EXPECT_SAYS(refusal("{type: conformer, attention: {type: fnet}}", causal_spec()), "'fnet' has no causal form");
+  EXPECT_SAYS(refusal("type: conformer\nattention: {type: local, windw: 1}"), "run.yaml:2: attention.windw");
 }
 
 TEST(AttentionRefusals, Lengths) {
