@@ -1,4 +1,4 @@
-// predict.cpp: labels for lines of text or audio files.
+// predict.cpp: labels for lines of text, or for files of sound, images or graphs.
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
@@ -185,7 +185,18 @@ void predict_lines(const TrainedModel& model, const Options& o, Writer& writer) 
 }
 
 void predict_files(const TrainedModel& model, const Options& o, Writer& writer) {
-  const auto add = [&](const std::string& path) { writer.add(path, [&] { return model.preprocessor().sample_of_file(path); }); };
+  const auto add = [&](const std::string& path) {
+    std::vector<Sample> samples;
+    std::string problem = path + ": holds nothing to label";
+    try {
+      samples = model.preprocessor().samples_of_file(path);
+    } catch (const Error& e) {
+      problem = e.what();
+    }
+    if (samples.empty()) writer.add(path, [&]() -> Sample { throw DataError(problem); });
+    for (std::size_t i = 0; i < samples.size(); ++i)
+      writer.add(samples.size() == 1 ? path : fmt::format("{}:{}", path, i), [&] { return std::move(samples[i]); });
+  };
   for (const std::string& file : o.files) {
     if (file != "-") {
       add(file);
@@ -217,13 +228,15 @@ int run(Options o) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // a reader that has gone ends the program quietly
-  CLI::App app("Labels for lines of text, or for audio files.", "predict");
+  CLI::App app("Labels for lines of text, or for files of sound, images or graphs.", "predict");
   Options o;
   app.add_option("checkpoint", o.checkpoint, "checkpoint file, or run directory (its best checkpoint)")
       ->required()
       ->type_name("CHECKPOINT");
-  app.add_option("files", o.files,
-                 "text files (a prediction a line), or audio files; - or none: lines of text, or names of audio files, from standard input")
+  app.add_option(
+         "files", o.files,
+         "text files (a prediction a line; pairs: two texts with a tab between them), sound or image files, or tables of nodes; - or none: "
+         "lines of text, or names of files, from standard input")
       ->type_name("FILE");
   app.add_option("--top", o.top, "the K likeliest labels")->type_name("K")->check(CLI::Range(1, 1000000))->capture_default_str();
   app.add_flag("--json", o.json, "JSON lines instead of TSV");
@@ -234,6 +247,7 @@ int main(int argc, char** argv) {
   echo "what a lovely film" | predict runs/sst2
   predict runs/sst2 reviews.txt --top 2 --json > labels.jsonl
   predict runs/digits *.wav
+  predict runs/mnist picture.pgm test-images-idx3-ubyte
 Columns: [file,] [frame,] label, probability, and so on for --top. An input that cannot be used gets the label -, a message on standard
 error, and exit code 1 in the end.)");
   return apps::run_program(app, argc, argv, [&] { return run(o); });

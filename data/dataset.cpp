@@ -36,6 +36,16 @@ void put_edges(const std::vector<Sample>& samples, std::map<std::string, Tensor>
   side["edge_batch"] = std::move(batch);
 }
 
+std::shared_ptr<const Batch> collate_seconds(const std::vector<Sample>& samples, const std::vector<i64>& rows, DataInfo info) {
+  info.pair = false;
+  std::vector<Sample> seconds;
+  for (const Sample& s : samples) {
+    TAPEFORMER_ASSERT(s.second != nullptr, "a sample is no pair, which its data set declares");
+    seconds.push_back(*s.second);
+  }
+  return std::make_shared<const Batch>(collate(seconds, rows, info));
+}
+
 }  // namespace
 
 std::string_view name_of(Part part) { return part == Part::Train ? "train" : part == Part::Valid ? "valid" : "test"; }
@@ -43,7 +53,7 @@ std::string_view name_of(Part part) { return part == Part::Train ? "train" : par
 i64 Batch::real_tokens() const {
   i64 count = 0;
   for (std::uint8_t m : mask.data<std::uint8_t>()) count += m;
-  return count;
+  return count + (second ? second->real_tokens() : 0);
 }
 
 std::unique_ptr<Dataset> Preprocessor::dataset(const std::string& file, Part part) const {
@@ -82,6 +92,7 @@ Batch collate(const std::vector<Sample>& samples, const std::vector<i64>& rows, 
       labels[b] = s.label;
   }
   if (std::any_of(samples.begin(), samples.end(), [](const Sample& s) { return s.edges.defined(); })) put_edges(samples, batch.side);
+  if (info.pair) batch.second = collate_seconds(samples, rows, info);
   return batch;
 }
 

@@ -33,15 +33,21 @@ struct DataInfo {
   i64 max_length = 0;               // longest input that can occur (after truncation)
   std::vector<std::string> labels;  // class names in label order
   std::vector<std::string> side;    // names in Batch::side
+  bool pair = false;                // every sample is two inputs, see Sample::second
+  struct Image {                    // features are the pixels of an image, row by row: N = height width, F = channels
+    i64 height = 0, width = 0, channels = 0;
+  };
+  std::optional<Image> image;
   i64 classes() const { return static_cast<i64>(labels.size()); }
 };
 
 struct Sample {
-  std::vector<i64> tokens;        // Tokens
-  Tensor features;                // Features: f32 [N, F]
-  Tensor edges;                   // i64 [2, E], row 0 the source and row 1 the target of each edge, or undefined
-  i64 label = kIgnoreLabel;       // Sequence
-  std::vector<i64> frame_labels;  // Frame: one each position, kIgnoreLabel where unknown
+  std::vector<i64> tokens;               // Tokens
+  Tensor features;                       // Features: f32 [N, F]
+  Tensor edges;                          // i64 [2, E], row 0 the source and row 1 the target of each edge, or undefined
+  std::shared_ptr<const Sample> second;  // the other input of a pair; its label is not read
+  i64 label = kIgnoreLabel;              // Sequence
+  std::vector<i64> frame_labels;         // Frame: one each position, kIgnoreLabel where unknown
   i64 length() const { return features.defined() ? features.dim(0) : static_cast<i64>(tokens.size()); }
 };
 
@@ -64,7 +70,8 @@ struct Batch {
   Tensor labels;    // i64 [B] or [B, N], kIgnoreLabel where there is none
   // What only some models look at, by name. Graphs: edges i64 [2, E] of all samples, edge_batch i64 [E] the row that each belongs to.
   std::map<std::string, Tensor> side;
-  std::vector<i64> rows;  // global sample index of each row
+  std::shared_ptr<const Batch> second;  // the other inputs of pairs, row by row, with their own N
+  std::vector<i64> rows;                // global sample index of each row
   i64 size() const { return static_cast<i64>(rows.size()); }
   i64 length() const { return mask.dim(1); }
   i64 real_tokens() const;  // ones in mask
@@ -86,7 +93,8 @@ class Preprocessor {
   virtual ConfigNode settings() const = 0;  // the resolved `data` section it was fitted with
   virtual const Policies& policies() const = 0;
   virtual Sample sample_of_line(const std::string& line) const = 0;  // text; DataError when the type reads files
-  virtual Sample sample_of_file(const std::string& path) const = 0;  // audio; DataError when the type reads lines
+  virtual Sample sample_of_file(const std::string& path) const = 0;  // audio, images, graphs; DataError when the type reads lines
+  virtual std::vector<Sample> samples_of_file(const std::string& path) const { return {sample_of_file(path)}; }  // all that it holds
   virtual bool reads_lines() const = 0;
 };
 
@@ -95,7 +103,7 @@ struct DataSet {
   std::shared_ptr<Preprocessor> preprocessor;
   std::unique_ptr<Dataset> train, valid, test;  // null when the section names no such file
 };
-// Builds by data.type (text, audio, features); fits the preprocessor on the training part.
+// Builds by data.type (text, audio, image, graph, features); fits the preprocessor on the training part.
 DataSet load_data(const ConfigNode& data);
 // The same with a preprocessor that is already fitted (resume, evaluate): only the parts are read.
 DataSet load_data(const ConfigNode& data, std::shared_ptr<Preprocessor> fitted);

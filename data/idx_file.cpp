@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
 #include "core/error.h"
 #include "core/hdf5_file.h"
 
@@ -51,6 +55,15 @@ IdxArray parse_idx(const std::string& bytes, const std::string& name) {
   }
   out.values.assign(bytes.begin() + static_cast<std::ptrdiff_t>(header), bytes.end());
   return out;
+}
+
+std::string read_bytes(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  if (!std::filesystem::exists(file)) throw IoError(file + ": no such file");
+  if (!in || std::filesystem::is_directory(file)) throw IoError(file + ": cannot be read");
+  std::string bytes(std::istreambuf_iterator<char>(in), {});
+  if (in.bad()) throw IoError(file + ": cannot be read");
+  return bytes;
 }
 
 void write_idx(const std::string& file, const IdxArray& array) {

@@ -15,6 +15,7 @@ struct IdxArray {
 bool looks_like_idx(const std::string& bytes);  // by its first four bytes
 // name stands for the file in messages. DataError: wrong magic number, another element type, truncated, too long.
 IdxArray parse_idx(const std::string& bytes, const std::string& name);
+std::string read_bytes(const std::string& file);  // IoError
 void write_idx(const std::string& file, const IdxArray&);
 
 }  // namespace tapeformer

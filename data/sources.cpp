@@ -60,14 +60,14 @@ PartSource read_source(const ConfigNode& node) {
   return source;
 }
 
-std::vector<Table> read_tables(const PartSource& source, const std::string& format, const std::vector<std::string>& columns) {
+std::vector<Table> read_tables(const PartSource& source, const std::string& format, const std::vector<std::string>& columns, bool header) {
   std::vector<std::string> wanted = columns;
   for (const auto* list : {&source.filter.where, &source.filter.exclude})
     for (const auto& [column, values] : *list) wanted.push_back(column);
   std::vector<Table> tables;
   std::size_t rows = 0;
   for (const std::string& file : source.files) {
-    Table table = read_table(file, table_format(file, format), wanted);
+    Table table = read_table(file, table_format(file, format), wanted, header);
     for (const std::string& name : wanted) table.column(name);
     std::erase_if(table.rows, [&](const TableRow& row) { return !keeps(source.filter, table, row); });
     rows += table.rows.size();

@@ -27,6 +27,6 @@ struct PartSource {
 PartSource read_source(const ConfigNode&);                    // ConfigError
 bool keeps(const RowFilter&, const Table&, const TableRow&);  // a row with a problem is kept; DataError for an unknown column
 // Every file of the source, with the rows that the filter keeps. `columns` must exist in each.
-std::vector<Table> read_tables(const PartSource&, const std::string& format, const std::vector<std::string>& columns);
+std::vector<Table> read_tables(const PartSource&, const std::string& format, const std::vector<std::string>& columns, bool header = true);
 
 }  // namespace tapeformer

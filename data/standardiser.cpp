@@ -7,6 +7,13 @@
 
 namespace tapeformer {
 
+Standardiser::Standardiser(const std::vector<double>& mean, const std::vector<double>& deviation) {
+  for (std::size_t f = 0; f < mean.size(); ++f) {
+    mean_.push_back(static_cast<float>(mean[f]));
+    scale_.push_back(deviation[f] > 1e-6 ? static_cast<float>(1 / deviation[f]) : 1.0f);  // a constant feature becomes 0
+  }
+}
+
 Standardiser Standardiser::fit(const std::vector<std::span<const float>>& blocks, i64 dim) {
   const auto width = static_cast<std::size_t>(dim);
   std::vector<double> sum(width), squares(width);
@@ -19,13 +26,8 @@ Standardiser Standardiser::fit(const std::vector<std::span<const float>>& blocks
   each([&](std::size_t f, double x) { sum[f] += x; });
   for (double& s : sum) s /= std::max(count, 1.0);
   each([&](std::size_t f, double x) { squares[f] += (x - sum[f]) * (x - sum[f]); });
-  Standardiser out;
-  for (std::size_t f = 0; f < width; ++f) {
-    const double deviation = std::sqrt(squares[f] / std::max(count, 1.0));
-    out.mean_.push_back(static_cast<float>(sum[f]));
-    out.scale_.push_back(deviation > 1e-6 ? static_cast<float>(1 / deviation) : 1.0f);  // a constant feature becomes 0
-  }
-  return out;
+  for (double& s : squares) s = std::sqrt(s / std::max(count, 1.0));
+  return Standardiser(sum, squares);
 }
 
 void Standardiser::apply(std::span<float> rows) const {

@@ -11,6 +11,7 @@ namespace tapeformer {
 class Standardiser {
  public:
   Standardiser() = default;  // changes nothing
+  Standardiser(const std::vector<double>& mean, const std::vector<double>& deviation);
   // Over all rows of [N, dim] blocks, in their order.
   static Standardiser fit(const std::vector<std::span<const float>>& blocks, i64 dim);
   void apply(std::span<float> rows) const;  // [N, dim]

@@ -124,9 +124,12 @@ void take_header(Table& table, TableRow row) {
       throw DataError(fmt::format("{}:{}: the header has the column '{}' twice", table.file, row.line, *c));
 }
 
-void add_row(Table& table, TableRow row) {
+void add_row(Table& table, TableRow row, bool header) {
   if (is_empty_line(row)) return;
-  if (table.columns.empty()) return take_header(table, std::move(row));
+  if (table.columns.empty()) {
+    if (header) return take_header(table, std::move(row));
+    for (std::size_t c = 1; c <= row.fields.size(); ++c) table.columns.push_back(std::to_string(c));
+  }
   check_width(row, table.columns.size());
   check_utf8(row);
   table.rows.push_back(std::move(row));
@@ -203,7 +206,7 @@ std::string read_text_file(const std::string& file) {
   return text;
 }
 
-Table read_table(const std::string& file, TableFormat format, const std::vector<std::string>& wanted) {
+Table read_table(const std::string& file, TableFormat format, const std::vector<std::string>& wanted, bool header) {
   const std::string text = read_text_file(file);
   Table table;
   table.file = file;
@@ -214,9 +217,9 @@ Table read_table(const std::string& file, TableFormat format, const std::vector<
       if (!is_blank(content)) table.rows.push_back(json_row(line, content, wanted));
     });
   } else if (format == TableFormat::Tsv) {
-    each_line(text, [&](i64 line, std::string_view content) { add_row(table, {line, split(content, '\t'), ""}); });
+    each_line(text, [&](i64 line, std::string_view content) { add_row(table, {line, split(content, '\t'), ""}, header); });
   } else {
-    for (CsvParser parser(table.file, text); !parser.done();) add_row(table, parser.next());
+    for (CsvParser parser(table.file, text); !parser.done();) add_row(table, parser.next(), header);
   }
   if (table.rows.empty()) throw DataError(file + ":1: there is a header and no row below it");
   return table;

@@ -24,8 +24,9 @@ struct Table {
 enum class TableFormat { Csv, Tsv, Jsonl };
 // format: "auto" (by the file's ending), "csv", "tsv", "jsonl".
 TableFormat table_format(const std::string& file, const std::string& format);
-// wanted: the columns that a JSONL row must have; CSV and TSV name theirs in the first line. IoError, DataError.
-Table read_table(const std::string& file, TableFormat, const std::vector<std::string>& wanted);
+// wanted: the columns that a JSONL row must have; CSV and TSV name theirs in the first line, or without a header are numbered from 1.
+// IoError, DataError.
+Table read_table(const std::string& file, TableFormat, const std::vector<std::string>& wanted, bool header = true);
 
 // The content of a text file without its byte order mark. IoError when it cannot be read, DataError for UTF-16.
 std::string read_text_file(const std::string& file);

@@ -22,7 +22,10 @@ class EncoderClassifier final : public Model {
   EncoderClassifier(const Config& c, const DataInfo& data, RngKey key)
       : loss_(c.loss, data),
         encoder_(this, "", std::make_unique<SequenceEncoder>(c.encoder, data, key)),
-        head_(this, "head", std::make_unique<Linear>(c.encoder.t.dim, data.classes(), key.fold_in("head"))) {}
+        head_(this, "head", std::make_unique<Linear>(c.encoder.t.dim, data.classes(), key.fold_in("head"))) {
+    if (data.pair)
+      throw ConfigError("model.type: got encoder_classifier, but the data has pairs (data.columns.text2); matching reads them");
+  }
 
   Output forward(const Batch& batch, const Ctx& ctx) const override {
     return loss_(head_->forward(encoder_->forward(batch, ctx)), batch.labels, ctx);

@@ -25,6 +25,7 @@ struct EncoderConfig {
   std::string positions = "learned", pooling = "mean";
   double embedding_dropout = 0, token_dropout = 0, embedding_std = 0.1;
   ConvStemConfig stem;
+  i64 patch = 0;
   ConfigNode attention;
 };
 std::vector<std::string> encoder_poolings();  // those of Pooling, and external
@@ -51,6 +52,8 @@ void visit_fields(V& v, EncoderConfig& c) {
     "one vector a sequence from its rows (one label a sequence); external: the first external token");
   v("recompute", c.t.recompute, "drop a block's inner values and compute them again in backward: less memory, about a third more time");
   v("stem", c.stem, "convolutions before the first block");
+  v("patch", c.patch, Range{0, 4096},
+    "images: side of the square patches that are the tokens (pooling cls adds a class token); 0 = every pixel");
   v("attention", c.attention, "{type: ..., its keys}, or a list with one for each layer; see --explain attention.TYPE");
 }
 

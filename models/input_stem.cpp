@@ -9,7 +9,9 @@ InputStem::InputStem(const EncoderConfig& c, const DataInfo& data, RngKey key)
   const i64 D = c.t.dim;
   if (c.stem.stride > 1 && (c.stem.layers == 0 || data.target == DataInfo::Target::Frame))
     throw ConfigError("model.stem.stride: more than 1 needs stem.layers > 0 and one label a sequence");
-  if (data.input == DataInfo::Input::Tokens)
+  if (c.patch > 0)
+    make_patches(c, data, key.fold_in("patches"));
+  else if (data.input == DataInfo::Input::Tokens)
     embedding_ = std::make_unique<Child<Embedding>>(this, "embedding",
                                                     std::make_unique<Embedding>(data.vocab, D, key.fold_in("embedding"), c.embedding_std));
   else if (c.stem.layers == 0)
@@ -22,16 +24,44 @@ InputStem::InputStem(const EncoderConfig& c, const DataInfo& data, RngKey key)
         std::make_unique<Child<Conv1d>>(this, "stem." + n, std::make_unique<Conv1d>(in, D, o, key.fold_in("stem").fold_in(n))));
     norms_.push_back(std::make_unique<Child<Norm>>(this, "stem_norm." + n, std::make_unique<Norm>(c.t.norm, D, c.t.norm_eps, key)));
   }
-  if (c.positions == "learned" || c.positions == "sinusoidal")
+  if ((c.positions == "learned" && !patches_) || c.positions == "sinusoidal")
     positions_ = std::make_unique<Child<Positions>>(
         this, "positions",
         std::make_unique<Positions>(c.positions == "learned" ? Positions::Kind::Learned : Positions::Kind::Sinusoidal, max_len_, D,
                                     key.fold_in("positions")));
 }
 
+void InputStem::make_patches(const EncoderConfig& c, const DataInfo& data, RngKey key) {
+  if (!data.image) throw ConfigError("model.patch: needs images as features (data.type: image, data.input: features)");
+  if (c.stem.layers > 0) throw ConfigError("model.patch: cannot be combined with model.stem");
+  if (data.target == DataInfo::Target::Frame)
+    throw ConfigError("model.patch: gives one row for many pixels; this task needs one output per pixel");
+  image_ = data.image;
+  try {
+    patches_ = std::make_unique<Child<PatchEmbedding>>(
+        this, "patches",
+        std::make_unique<PatchEmbedding>(PatchEmbeddingConfig{.patch = c.patch,
+                                                              .height = image_->height,
+                                                              .width = image_->width,
+                                                              .channels = image_->channels,
+                                                              .dim = c.t.dim,
+                                                              .class_token = c.pooling == "cls",
+                                                              .positions = c.positions == "learned"},
+                                         key));
+  } catch (const ConfigError& e) {
+    throw ConfigError(std::string("model.") + e.what());
+  }
+  max_len_ = (*patches_)->tokens();
+}
+
 InputStem::Rows InputStem::forward(const Batch& batch, const Ctx& ctx) const {
-  Tensor mask = ctx.training && config_.token_dropout > 0 ? hide_tokens(batch.mask, ctx) : batch.mask;
+  Tensor mask = patches_ ? Tensor::full({batch.mask.dim(0), max_len_}, 1, DType::U8) : batch.mask;
+  if (ctx.training && config_.token_dropout > 0) mask = hide_tokens(mask, ctx);
   Tensor x = embedding_ ? (*embedding_)->forward(batch.tokens) : batch.features.to(default_dtype());
+  if (patches_) {
+    const Tensor pixels = ops::reshape(x, {x.dim(0), image_->height, image_->width, image_->channels});
+    x = (*patches_)->forward(ops::permute(pixels, {0, 3, 1, 2}));
+  }
   if (input_) x = (*input_)->forward(x);
   for (std::size_t i = 0; i < convs_.size(); ++i) {
     x = (*norms_[i])->forward(ops::gelu((*convs_[i])->forward(x, mask)));
@@ -60,6 +90,7 @@ Tensor InputStem::hide_tokens(const Tensor& mask, const Ctx& ctx) const {
 std::vector<Model::LayerSummary> InputStem::summary() {
   std::vector<Model::LayerSummary> rows;
   if (embedding_) rows.push_back({"embedding", "token table", count_parameters(**embedding_)});
+  if (patches_) rows.push_back({"patches", "patch embedding", count_parameters(**patches_)});
   if (input_) rows.push_back({"input", "linear", count_parameters(**input_)});
   for (std::size_t i = 0; i < convs_.size(); ++i)
     rows.push_back({"stem." + std::to_string(i), "convolution", count_parameters(**convs_[i])});

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "data/idx_file.h"
-#include "data/table.h"
 #include "temp_dir.h"
 
 namespace tapeformer {
@@ -16,10 +15,10 @@ TEST(Pathfinder, SameSeedSameFiles) {
   generate_pathfinder(dir / "a", easy());
   generate_pathfinder(dir / "b", easy());
   for (const char* file : {"train-images-idx3-ubyte", "test-labels-idx1-ubyte", "labels.txt"})
-    EXPECT_EQ(read_text_file(dir / ("a/" + std::string(file))), read_text_file(dir / ("b/" + std::string(file))));
-  const IdxArray images = parse_idx(read_text_file(dir / "a/train-images-idx3-ubyte"), "a");
+    EXPECT_EQ(read_bytes(dir / ("a/" + std::string(file))), read_bytes(dir / ("b/" + std::string(file))));
+  const IdxArray images = parse_idx(read_bytes(dir / "a/train-images-idx3-ubyte"), "a");
   EXPECT_EQ(images.sizes, (std::vector<i64>{40, 32, 32}));
-  const IdxArray labels = parse_idx(read_text_file(dir / "a/valid-labels-idx1-ubyte"), "a");
+  const IdxArray labels = parse_idx(read_bytes(dir / "a/valid-labels-idx1-ubyte"), "a");
   EXPECT_EQ(labels.sizes, (std::vector<i64>{10}));
 }
 

@@ -72,7 +72,7 @@ TEST_F(TextData, ConfigMistakes) {
   EXPECT_TRUE(contains(error("label,text\na,x\na,\nb,\n"), "train.csv:3"));  // the bad row, not the label count that it led to
   EXPECT_TRUE(contains(error("label,text\na,x\na,y\n"), "got 1 different label ('a'), expected two or more"));
   EXPECT_TRUE(contains(message_of([] { load_data(ConfigNode::parse("type: txet", "run.yaml")); }),
-                       "run.yaml:1: type: got 'txet', expected one of: audio, features, graph, text (did you mean 'text'?)"));
+                       "run.yaml:1: type: got 'txet', expected one of: audio, features, graph, image, text (did you mean 'text'?)"));
   EXPECT_TRUE(contains(message_of([] { load_data(ConfigNode::parse("type: text", "run.yaml")); }), "no key 'train'"));
   EXPECT_TRUE(contains(message_of([] { load_data(ConfigNode::parse("max_length: 3", "run.yaml")); }), "no key 'type'"));
   EXPECT_TRUE(contains(error(kTrain, "tokenizer: {type: byte, vocab: 9}"), "a byte tokenizer has a fixed vocabulary"));
@@ -105,6 +105,49 @@ TEST_F(TextData, SavedPreprocessorReadsRawText) {
   EXPECT_EQ(again.train, nullptr);
   EXPECT_TRUE(contains(message_of([&] { load_data(ConfigNode::parse("type: text\nmax_length: 9", "eval.yaml"), loaded); }),
                        "eval.yaml:2: max_length: got 9, but the data was prepared with 512"));
+}
+
+TEST_F(TextData, Pairs) {
+  const std::string rows = "a\tb\tc\n1\tgood film\tbad film bad\n0\tbad\tgood\n";
+  const std::string file = dir.write("p.tsv", rows), columns = "\ncolumns: {label: a, text: b, text2: c}\n";
+  const std::string more = "type: text\ntokenizer: {type: word, min_count: 1}\nmax_length: 2\ntrain: ";
+  const DataSet set = load_data(ConfigNode::parse(more + file + columns, "y"));
+  const DataInfo& info = set.preprocessor->info();
+  EXPECT_TRUE(info.pair);
+  EXPECT_EQ(info.vocab, 3 + 3);  // words of both texts
+  EXPECT_EQ(set.train->length(1), 1);
+  const Sample s = set.train->get(0, {});
+  EXPECT_EQ(s.second->tokens, (std::vector<i64>{3, 4}));  // cut to two
+  const Batch batch = collate({s, set.train->get(1, {})}, {0, 1}, info);
+  EXPECT_EQ(batch.second->tokens.to_vector(), (std::vector<double>{3, 4, 5, 0}));
+  EXPECT_EQ(batch.second->mask.to_vector(), (std::vector<double>{1, 1, 1, 0}));
+  EXPECT_EQ(batch.real_tokens(), 6);
+  const Sample line = set.preprocessor->sample_of_line("bad\tgood film");
+  EXPECT_EQ(line.tokens, (std::vector<i64>{3}));
+  EXPECT_EQ(line.second->tokens, (std::vector<i64>{5, 4}));
+  EXPECT_TRUE(contains(message_of([&] { set.preprocessor->sample_of_line("bad"); }), "got one text, expected two with a tab between them"));
+  const std::string empty = dir.write("e.tsv", rows + "1\tx\t \n");
+  EXPECT_TRUE(contains(message_of([&] { load_data(ConfigNode::parse(more + empty + columns, "y")); }),
+                       "e.tsv:4: the second text (column 'c') is empty"));
+}
+
+// As the retrieval task of Long Range Arena has it: label, two ids, two texts.
+TEST_F(TextData, NoHeader) {
+  const std::string file = dir.write("p.tsv", "1.0\tid1\tid2\tgood film\tbad film\n0.0\tid3\tid4\tbad\tgood\n");
+  const std::string more = "type: text\nheader: false\ntokenizer: {type: byte}\ntrain: " + file;
+  const DataSet set = load_data(ConfigNode::parse(more + "\ncolumns: {label: '1', text: '4', text2: '5'}\n", "y"));
+  EXPECT_EQ(set.train->size(), 2);
+  EXPECT_EQ(set.preprocessor->info().labels, (std::vector<std::string>{"0.0", "1.0"}));
+  EXPECT_EQ(set.train->get(0, {}).second->length(), 8);
+  EXPECT_TRUE(contains(message_of([&] { load_data(ConfigNode::parse(more + "\ncolumns: {label: '1', text: '6'}\n", "y")); }),
+                       "no column '6', the header has: 1, 2, 3, 4, 5"));
+}
+
+TEST_F(TextData, LongBytes) {
+  const std::string text(5000, 'x');
+  const DataSet set = load_data(section("label,text\na," + text + "\nb,\"\xC3\xA9\"\n", "tokenizer: {type: byte}\nmax_length: 4096"));
+  EXPECT_EQ(set.train->length(0), 4096);
+  EXPECT_EQ(set.train->get(1, {}).tokens, (std::vector<i64>{0xC3 + 3, 0xA9 + 3}));
 }
 
 TEST_F(TextData, OtherFormatsAndLists) {
