@@ -495,8 +495,7 @@ class Backward {
   void add_outside(i64 piece, i64 k, i64 q, const Scratch<T>& sums, const Scratch<T>& sum, const Scratch<T>& factor) const {
     const T* outside = sums + (piece * (l_.q_tiles + 1) + q) * l_.columns;
     const T* by = q < l_.q_tiles && l_.rescaling(piece, k, l_.key_tile_of(q), factor) ? static_cast<T*>(factor) : nullptr;
-    for (i64 j = 0; j < l_.key_end(k) - k * l_.keys; ++j)
-      add_scaled<T>(outside, by, sum + j * l_.columns, 1, l_.columns);
+    for (i64 j = 0; j < l_.key_end(k) - k * l_.keys; ++j) add_scaled<T>(outside, by, sum + j * l_.columns, 1, l_.columns);
   }
 
   void write_keys(i64 piece, i64 k, const Scratch<T>& sum) const {
