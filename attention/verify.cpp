@@ -7,6 +7,7 @@
 
 #include "attention/attention.h"
 #include "autograd/ops.h"
+#include "autograd/reversible.h"
 #include "core/hdf5_file.h"
 
 namespace tapeformer {
@@ -263,6 +264,43 @@ void run(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
   for (const auto& [name, want] : g.grads) checks.push_back(compare(g, "grads/" + name, gradients[name], want, t, true));
 }
 
+// Files of variant `reversible`: the stack x1 += tanh(x2 WF[l]), x2 += tanh(x1 WG[l]); o = x1, o2 = x2.
+void run_reversible(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
+  for (const auto& [group, name] :
+       {std::pair{&g.inputs, "x1"}, {&g.inputs, "x2"}, {&g.inputs, "cotangent2"}, {&g.params, "WF"}, {&g.params, "WG"}})
+    if (!group->count(name)) throw IoError(fmt::format("{}: no golden file: dataset '{}' is missing", g.file, name));
+  const i64 layers = g.params.at("WF").dim(0), D = g.params.at("WF").dim(1);
+  std::map<std::string, std::vector<std::unique_ptr<Parameter>>> weights;
+  std::vector<Parameter*> all;
+  std::vector<ReversibleBlock> blocks(static_cast<std::size_t>(layers));
+  for (i64 l = 0; l < layers; ++l) {
+    const auto half = [&](const char* name) -> ReversibleBlock::Half {
+      Parameter* p = weights[name].emplace_back(std::make_unique<Parameter>()).get();
+      p->value = g.params.at(name).slice(0, l, l + 1).view({D, D}).to(t).clone();
+      all.push_back(p);
+      return [p](const Tensor& x, bool) { return ops::tanh(ops::linear(x, Tape::current() ? Tape::current()->leaf(*p) : p->value)); };
+    };
+    blocks[static_cast<std::size_t>(l)] = {half("WF"), half("WG")};
+  }
+  Tape tape({.leaves = Tape::Leaves::Capture});
+  const Tensor x1 = tape.watch(g.inputs.at("x1").to(t)), x2 = tape.watch(g.inputs.at("x2").to(t));
+  const Tensor y = reversible(std::move(blocks), x1, x2, all);
+  const auto pair = [&](const Tensor& a, const Tensor& b) {
+    const Shape one{1, x1.dim(0), x1.dim(1), x1.dim(2)};
+    return ops::concat({a.view(one), b.view(one)}, 0);
+  };
+  const Tensor want = pair(g.outputs.at("o"), g.outputs.at("o2")), cotangent = pair(g.inputs.at("cotangent"), g.inputs.at("cotangent2"));
+  checks.push_back(compare(g, "outputs/o, o2", y.detach(), want, t, false));
+  tape.backward(y, cotangent.to(t));
+  std::map<std::string, Tensor> gradients{{"x1", tape.grad(x1)}, {"x2", tape.grad(x2)}};
+  for (const auto& [name, of] : weights) {
+    gradients[name] = Tensor::empty({layers, D, D}, t);
+    for (i64 l = 0; l < layers; ++l)
+      gradients[name].slice(0, l, l + 1).copy_from(tape.grad(*of[static_cast<std::size_t>(l)]).view({1, D, D}));
+  }
+  for (const auto& [name, want_grad] : g.grads) checks.push_back(compare(g, "grads/" + name, gradients[name], want_grad, t, true));
+}
+
 // Why this file cannot run: its variant, kind or a head's type is not here; or "".
 std::string unknown_part(const Golden& g) {
   const std::vector<std::string> names = attention_registry().names();
@@ -285,6 +323,11 @@ bool GoldenReport::pass() const {
 GoldenReport verify_golden(const std::string& file) {
   const Golden g = load(file);
   GoldenReport report{.file = file, .variant = g.variant, .type = g.type};
+  if (g.variant == "reversible") {
+    report.type = g.variant;
+    for (DType t : {DType::F64, DType::F32}) run_reversible(g, t, report.checks);
+    return report;
+  }
   report.skipped = unknown_part(g);
   if (!report.skipped.empty()) return report;
   for (DType t : {DType::F64, DType::F32}) run(g, t, report.checks);

@@ -51,6 +51,8 @@ void visit_fields(V& v, EncoderConfig& c) {
   v("pooling", c.pooling, OneOf(encoder_poolings()),
     "one vector a sequence from its rows (one label a sequence); external: the first external token");
   v("recompute", c.t.recompute, "drop a block's inner values and compute them again in backward: less memory, about a third more time");
+  v("reversible", c.t.reversible,
+    "reversible residual blocks: two streams, whose values backward computes from the last ones; memory flat in depth");
   v("stem", c.stem, "convolutions before the first block");
   v("patch", c.patch, Range{0, 4096},
     "images: side of the square patches that are the tokens (pooling cls adds a class token); 0 = every pixel");

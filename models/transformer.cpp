@@ -4,6 +4,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/recompute.h"
+#include "autograd/reversible.h"
 
 namespace tapeformer {
 namespace {
@@ -26,6 +27,8 @@ void validate(const TransformerConfig& c) {
     throw ConfigError(fmt::format("model.dim: got {}, expected a multiple of model.heads ({}); or set model.head_dim", c.dim, c.heads));
   if (c.rotary && c.head_dim.value_or(c.dim / c.heads) % 2 != 0)
     throw ConfigError(fmt::format("model.positions: rotary needs an even head size, got {}", c.head_dim.value_or(c.dim / c.heads)));
+  if (c.reversible && c.norm_position != "pre") throw ConfigError("model.reversible: needs model.norm_position: pre");
+  if (c.reversible && c.recompute) throw ConfigError("model.reversible: recompute is part of it; leave model.recompute out");
   if (c.attention.size() > 1 && static_cast<i64>(c.attention.size()) != c.layers)
     throw ConfigError(
         fmt::format("model.attention: the list has {} entries, expected one for each of the {} layers", c.attention.size(), c.layers));
@@ -49,25 +52,29 @@ TransformerBlock::TransformerBlock(const TransformerConfig& c, const ConfigNode&
 }
 
 Tensor TransformerBlock::forward(const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx& ctx) const {
-  const Ctx inner = ctx.at("attention");
-  if (whole_) return attention_->forward(x, mask, side, inner);
-  const auto add = [&](const Tensor& a, const Tensor& b, const char* name) {
-    const Tensor y = ctx.training ? ops::dropout(b, dropout_, ctx.at(name).key, ctx.rows) : b;
-    return a.defined() ? ops::add(a, y) : y;
-  };
+  if (whole_) return attention_->forward(x, mask, side, ctx.at("attention"));
   const AttentionCore& core = attention_->core();
-  const Tensor shortcut = core.shortens() ? core.shorten(x, mask).x : x;
-  const Norm &first = **norm1_, &second = **norm2_;
-  if (pre_) {
-    const Tensor y = add(shortcut, attention_->forward(first.forward(x), mask, side, inner), "drop1");
-    return add(y, (*feed_forward_)->forward(second.forward(y), ctx.at("feed_forward")), "drop2");
-  }
-  const Tensor y = first.forward(add(shortcut, attention_->forward(x, mask, side, inner), "drop1"));
-  return second.forward(add(y, (*feed_forward_)->forward(y, ctx.at("feed_forward")), "drop2"));
+  const Tensor shortcut = core.shortens() ? core.shorten(x, mask).x : x, attended = attend(x, mask, side, ctx);
+  Tensor y = shortcut.defined() ? ops::add(shortcut, attended) : attended;
+  if (!pre_) y = (*norm1_)->forward(y);
+  const Tensor z = ops::add(y, feed(y, ctx));
+  return pre_ ? z : (*norm2_)->forward(z);
+}
+
+Tensor TransformerBlock::attend(const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx& ctx) const {
+  return dropped(attention_->forward(pre_ ? (*norm1_)->forward(x) : x, mask, side, ctx.at("attention")), "drop1", ctx);
+}
+
+Tensor TransformerBlock::feed(const Tensor& x, const Ctx& ctx) const {
+  return dropped((*feed_forward_)->forward(pre_ ? (*norm2_)->forward(x) : x, ctx.at("feed_forward")), "drop2", ctx);
+}
+
+Tensor TransformerBlock::dropped(const Tensor& x, const char* name, const Ctx& ctx) const {
+  return ctx.training ? ops::dropout(x, dropout_, ctx.at(name).key, ctx.rows) : x;
 }
 
 Transformer::Transformer(const TransformerConfig& c, RngKey key)
-    : recompute_(c.recompute), shared_(this, "shared", std::make_unique<SharedWeights>()) {
+    : recompute_(c.recompute), reversible_(c.reversible), shared_(this, "shared", std::make_unique<SharedWeights>()) {
   validate(c);
   for (i64 i = 0; i < c.layers; ++i) {
     const ConfigNode& attention =
@@ -77,6 +84,7 @@ Transformer::Transformer(const TransformerConfig& c, RngKey key)
         std::make_unique<TransformerBlock>(c, attention, i, &*shared_, key.fold_in(static_cast<std::uint64_t>(i)))));
   }
   make_external_tokens(c.dim, key);
+  if (reversible_) check_reversible();
   if (c.norm_position == "pre")
     last_norm_ = std::make_unique<Child<Norm>>(this, "norm", std::make_unique<Norm>(c.norm, c.dim, c.norm_eps, key));
 }
@@ -95,6 +103,15 @@ void Transformer::make_external_tokens(i64 dim, RngKey key) {
   external_ = std::make_unique<Weight>(this, "external_tokens", Shape{rows, dim}, Init::normal(0.02), key, false);
 }
 
+void Transformer::check_reversible() const {
+  for (const auto& block : blocks_) {
+    const AttentionCore& core = (*block)->attention().core();
+    if ((*block)->whole() || core.shortens())
+      throw ConfigError(fmt::format("model.reversible: attention '{}' {}, expected one that keeps the length beside a feed-forward half",
+                                    core.info().name, core.shortens() ? "shortens the sequence" : "stands in place of the block"));
+  }
+}
+
 bool Transformer::shortens() const {
   return std::any_of(blocks_.begin(), blocks_.end(), [](const auto& b) { return (*b)->attention().core().shortens(); });
 }
@@ -104,8 +121,6 @@ Tensor Transformer::run_block(std::size_t i, const Tensor& x, const Tensor& mask
   if (!recompute_ || Tape::current() == nullptr) return block.forward(x, mask, side, ctx);
   const std::vector<i64> rows(ctx.rows.begin(), ctx.rows.end());
   auto first = std::make_shared<bool>(true);
-  std::vector<Parameter*> weights = block.parameters();
-  for (Parameter* p : shared_->parameters()) weights.push_back(p);
   return recompute(
       [&block, mask, side, ctx, rows, first](std::span<const Tensor> in) {
         Ctx inner = ctx;
@@ -114,7 +129,33 @@ Tensor Transformer::run_block(std::size_t i, const Tensor& x, const Tensor& mask
         *first = false;
         return block.forward(in[0], mask, side, inner);
       },
-      {x}, weights);
+      {x}, weights_of(block));
+}
+
+std::vector<Parameter*> Transformer::weights_of(TransformerBlock& block) const {
+  std::vector<Parameter*> weights = block.parameters();
+  for (Parameter* p : shared_->parameters()) weights.push_back(p);
+  return weights;
+}
+
+// Both streams start as x; the result is their mean.
+Tensor Transformer::run_reversible(const Tensor& x, const Tensor& mask, const SideInputs& side, const Ctx& ctx) const {
+  const auto rows = std::make_shared<const std::vector<i64>>(ctx.rows.begin(), ctx.rows.end());
+  std::vector<ReversibleBlock> blocks;
+  std::vector<Parameter*> weights = shared_->parameters();
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    TransformerBlock& block = **blocks_[i];
+    for (Parameter* p : block.parameters()) weights.push_back(p);
+    const auto inner = [rows, here = ctx.at(static_cast<i64>(i))](bool again) {
+      Ctx c = here;
+      c.rows = *rows;
+      if (again) c.effects = nullptr;
+      return c;
+    };
+    blocks.push_back({[&block, mask, side, inner](const Tensor& h, bool again) { return block.attend(h, mask, side, inner(again)); },
+                      [&block, inner](const Tensor& h, bool again) { return block.feed(h, inner(again)); }});
+  }
+  return ops::mean(reversible(std::move(blocks), x, x, std::move(weights)), {0});
 }
 
 namespace {
@@ -139,7 +180,8 @@ Encoded Transformer::forward(const Tensor& x, const Tensor& mask, const SideInpu
       if (name != "edges" && t.rank() == 2 && t.dim(0) == B && t.dim(1) == x.dim(1)) t = in_front(t, g, name == "token_ids" ? -1 : 0);
     side.external = g;
   }
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+  if (reversible_) out.x = run_reversible(out.x, out.mask, side, ctx);
+  for (std::size_t i = 0; i < blocks_.size() && !reversible_; ++i) {
     const AttentionCore& core = (*blocks_[i])->attention().core();
     const Tensor y = run_block(i, out.x, out.mask, side, ctx.at(static_cast<i64>(i)));
     if (core.shortens()) {  // rows are no longer positions

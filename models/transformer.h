@@ -17,7 +17,7 @@ struct TransformerConfig {
   double dropout = 0.1, attention_dropout = 0;
   std::string activation = "gelu", norm = "layer_norm", norm_position = "pre";
   double norm_eps = 1e-5;
-  bool bias = true, causal = false, rotary = false, recompute = false;
+  bool bias = true, causal = false, rotary = false, recompute = false, reversible = false;
   std::vector<ConfigNode> attention;  // one for all layers, or one a layer
   i64 max_len = 0;
 };
@@ -27,11 +27,17 @@ class TransformerBlock : public Module {
  public:
   TransformerBlock(const TransformerConfig&, const ConfigNode& attention, i64 layer, SharedWeights* shared, RngKey key);
   Tensor forward(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;  // [B, N, D] -> [B, N or fewer, D]
+  // The two halves without their residuals, dropout included: what a norm before, attention or feed-forward make of x.
+  Tensor attend(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;
+  Tensor feed(const Tensor& x, const Ctx&) const;
+  bool whole() const { return whole_; }  // the attention's variant stands in place of the block
   AttentionLayer& attention() { return *attention_; }
   FeedForward* feed_forward() { return feed_forward_ ? &**feed_forward_ : nullptr; }
 
  private:
-  bool pre_, whole_;  // whole: the attention's variant is the block
+  Tensor dropped(const Tensor& x, const char* name, const Ctx&) const;
+
+  bool pre_, whole_;
   double dropout_;
   std::unique_ptr<Child<Norm>> norm1_, norm2_;
   Child<AttentionLayer> attention_;
@@ -54,9 +60,12 @@ class Transformer : public Module {
 
  private:
   Tensor run_block(std::size_t i, const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;
+  Tensor run_reversible(const Tensor& x, const Tensor& mask, const SideInputs&, const Ctx&) const;
+  std::vector<Parameter*> weights_of(TransformerBlock&) const;
   void make_external_tokens(i64 dim, RngKey key);
+  void check_reversible() const;
 
-  bool recompute_;
+  bool recompute_, reversible_;
   Child<SharedWeights> shared_;
   std::unique_ptr<Weight> external_;  // [g, D]
   std::vector<std::unique_ptr<Child<TransformerBlock>>> blocks_;

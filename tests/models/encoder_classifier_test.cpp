@@ -111,6 +111,8 @@ const std::vector<std::string>& settings() {
       "stem: {layers: 2, kernel: 3}",
       "causal: true, stem: {layers: 1, kernel: 4}",
       "recompute: true",
+      "reversible: true",
+      "reversible: true, attention: {type: reformer, chunk_len: 3, n_buckets: 4}",
       "attention: local",
       "attention: {type: local, window: 2}",
       "attention: {type: linear_transformer}",
