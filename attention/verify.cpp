@@ -6,9 +6,11 @@
 #include <cmath>
 
 #include "attention/attention.h"
+#include "attention/conv_as_attention.h"
 #include "autograd/ops.h"
 #include "autograd/reversible.h"
 #include "core/hdf5_file.h"
+#include "layers/patch_embedding.h"
 
 namespace tapeformer {
 namespace {
@@ -150,16 +152,16 @@ void set_named(const std::string& file, const std::string& name, Tensor& target,
 }
 
 // Parameters and buffers by name. What the file lacks is returned: it must turn out to be unused.
-std::vector<Parameter*> fill_parameters(const Golden& g, AttentionCore& core) {
+std::vector<Parameter*> fill_parameters(const Golden& g, Module& module) {
   std::vector<Parameter*> missing;
-  for (Parameter* p : core.parameters()) {
+  for (Parameter* p : module.parameters()) {
     const auto it = g.params.find(p->name);
     if (it == g.params.end())
       missing.push_back(p);
     else
       set_named(g.file, p->name, p->value, it->second);
   }
-  for (const Module::NamedBuffer& b : core.buffers())
+  for (const Module::NamedBuffer& b : module.buffers())
     if (const auto it = g.inputs.find(b.path); it != g.inputs.end()) set_named(g.file, b.path, *b.tensor, it->second);
   return missing;
 }
@@ -228,6 +230,18 @@ Tensor with_second_layer(const AttentionCore& core, const AttentionInput& in, co
   return ops::add(o, core.attend(second, ctx));
 }
 
+void check_gradients(const Golden& g, DType t, const Tape& tape, const std::map<std::string, Tensor>& watched, Module& module,
+                     const std::vector<Parameter*>& missing, std::vector<TensorCheck>& checks) {
+  std::map<std::string, Tensor> gradients;
+  for (const auto& [name, x] : watched) gradients[name] = tape.grad(x);
+  for (Parameter* p : module.parameters()) gradients[p->name] = tape.grad(*p);
+  std::vector<std::string> needed;
+  for (const Parameter* p : missing)
+    if (gradients[p->name].defined()) needed.push_back("params/" + p->name);
+  if (!needed.empty()) throw IoError(fmt::format("{}: missing datasets: {}", g.file, join(needed)));
+  for (const auto& [name, want] : g.grads) checks.push_back(compare(g, "grads/" + name, gradients[name], want, t, true));
+}
+
 void run(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
   const DTypeScope scope(t);
   const std::unique_ptr<AttentionCore> core = build_attention(known_keys(g), spec_of(g), RngKey(1));
@@ -254,14 +268,54 @@ void run(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
     if (name != "o") checks.push_back(compare(g, "outputs/" + name, fed.extra[name], want, t, false));
   if (!o.grad_ref()) return;
   tape.backward(o, cotangent);
-  std::map<std::string, Tensor> gradients;
-  for (const auto& [name, x] : fed.watched) gradients[name] = tape.grad(x);
-  for (Parameter* p : core->parameters()) gradients[p->name] = tape.grad(*p);
-  std::vector<std::string> needed;
-  for (const Parameter* p : missing)
-    if (gradients[p->name].defined()) needed.push_back("params/" + p->name);
-  if (!needed.empty()) throw IoError(fmt::format("{}: missing datasets: {}", g.file, join(needed)));
-  for (const auto& [name, want] : g.grads) checks.push_back(compare(g, "grads/" + name, gradients[name], want, t, true));
+  check_gradients(g, t, tape, fed.watched, *core, missing, checks);
+}
+
+// What takes an image and is no attention variant, on its file's input `img`.
+struct ImageLayer {
+  std::unique_ptr<Module> module;
+  std::function<Tensor(const Tensor& image, std::map<std::string, Tensor>& further)> forward;
+};
+
+ImageLayer image_layer(const Golden& g) {
+  const Tensor &image = g.inputs.at("img"), &W = g.params.at("W");
+  if (g.variant == "vit_patch") {
+    const PatchEmbeddingConfig c{.patch = W.dim(2),
+                                 .height = image.dim(2),
+                                 .width = image.dim(3),
+                                 .channels = image.dim(1),
+                                 .dim = W.dim(0),
+                                 .class_token = g.params.count("cls") > 0,
+                                 .positions = g.params.count("pos") > 0};
+    auto layer = std::make_unique<PatchEmbedding>(c, RngKey(1));
+    const PatchEmbedding& embed = *layer;
+    return {std::move(layer), [&embed](const Tensor& x, auto&) { return embed.forward(x); }};
+  }
+  ConvAsAttentionConfig c{.in = W.dim(1), .out = W.dim(0), .kernel_h = W.dim(2), .kernel_w = W.dim(3)};
+  detail::read_scalar(g.config["alpha"], c.alpha);
+  auto layer = std::make_unique<ConvAsAttention>(c, RngKey(1));
+  const ConvAsAttention& demonstration = *layer;
+  return {std::move(layer), [&demonstration](const Tensor& x, std::map<std::string, Tensor>& further) {
+            further["conv2d"] = demonstration.convolution(x);
+            return demonstration.forward(x);
+          }};
+}
+
+bool is_image_layer(const Golden& g) { return g.variant == "vit_patch" || g.variant == "conv_as_attention"; }
+
+void run_on_image(const Golden& g, DType t, std::vector<TensorCheck>& checks) {
+  const DTypeScope scope(t);
+  if (!g.inputs.count("img") || !g.params.count("W")) throw IoError(fmt::format("{}: missing datasets: inputs/img or params/W", g.file));
+  const ImageLayer layer = image_layer(g);
+  const std::vector<Parameter*> missing = fill_parameters(g, *layer.module);
+  Tape tape({.leaves = Tape::Leaves::Capture});
+  const Tensor image = tape.watch(g.inputs.at("img").to(t));
+  std::map<std::string, Tensor> further;
+  const Tensor o = layer.forward(image, further);
+  further["o"] = o;
+  for (const auto& [name, want] : g.outputs) checks.push_back(compare(g, "outputs/" + name, further[name], want, t, false));
+  tape.backward(o, g.inputs.at("cotangent").to(t));
+  check_gradients(g, t, tape, {{"img", image}}, *layer.module, missing, checks);
 }
 
 // Files of variant `reversible`: the stack x1 += tanh(x2 WF[l]), x2 += tanh(x1 WG[l]); o = x1, o2 = x2.
@@ -323,14 +377,14 @@ bool GoldenReport::pass() const {
 GoldenReport verify_golden(const std::string& file) {
   const Golden g = load(file);
   GoldenReport report{.file = file, .variant = g.variant, .type = g.type};
-  if (g.variant == "reversible") {
+  // What is no attention variant has a way of its own.
+  auto* const go = g.variant == "reversible" ? run_reversible : is_image_layer(g) ? run_on_image : run;
+  if (go == run)
+    report.skipped = unknown_part(g);
+  else
     report.type = g.variant;
-    for (DType t : {DType::F64, DType::F32}) run_reversible(g, t, report.checks);
-    return report;
-  }
-  report.skipped = unknown_part(g);
   if (!report.skipped.empty()) return report;
-  for (DType t : {DType::F64, DType::F32}) run(g, t, report.checks);
+  for (DType t : {DType::F64, DType::F32}) go(g, t, report.checks);
   return report;
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "autograd/ops.h"
 #include "core/error.h"
 
@@ -38,6 +40,35 @@ Tensor PatchEmbedding::forward(const Tensor& image) const {
   Tensor x = ops::linear(ops::reshape(cut, {B, rows * columns, C * P * P}), ops::transpose(flat, 0, 1), b_.get());
   if (cls_) x = ops::concat({ops::expand(ops::reshape(cls_->get(), {1, 1, config_.dim}), {B, 1, config_.dim}), x}, 1);
   return pos_ ? ops::add(x, pos_->get()) : x;
+}
+
+namespace {
+
+// Weights [to, from] of a line of `from` cells seen by one of `to`. Whole numbers until the division: no scale factor to be rounded.
+Tensor line_weights(i64 from, i64 to) {
+  Tensor w = Tensor::zeros({to, from}, DType::F64);
+  for (i64 i = 0; i < to; ++i) {
+    const i64 numerator = std::clamp<i64>((2 * i + 1) * from - to, 0, 2 * to * (from - 1)), left = numerator / (2 * to);
+    const double share = static_cast<double>(numerator % (2 * to)) / static_cast<double>(2 * to);
+    w.mut_ptr<double>()[i * from + left] += 1 - share;
+    if (share > 0) w.mut_ptr<double>()[i * from + left + 1] += share;
+  }
+  return w;
+}
+
+}  // namespace
+
+Tensor resize_positions(const Tensor& table, PatchGrid from, PatchGrid to, bool class_token) {
+  const i64 front = class_token ? 1 : 0;
+  if (table.rank() != 2 || table.dim(0) != from.rows * from.columns + front || std::min({from.rows, from.columns, to.rows, to.columns}) < 1)
+    throw ShapeError(fmt::format("[resize_positions] got a table {}, a grid of {} x {} and a new one of {} x {}, expected {} rows",
+                                 table.shape().str(), from.rows, from.columns, to.rows, to.columns, from.rows * from.columns + front));
+  const i64 D = table.dim(1);
+  const Tensor wide = table.detach().to(DType::F64), cells = wide.slice(0, front, wide.dim(0));
+  const Tensor tall = ops::matmul(line_weights(from.rows, to.rows), ops::reshape(cells, {from.rows, from.columns * D}));
+  const Tensor grid = ops::matmul(line_weights(from.columns, to.columns), ops::reshape(tall, {to.rows, from.columns, D}));
+  const Tensor flat = ops::reshape(grid, {to.rows * to.columns, D});
+  return (class_token ? ops::concat({wide.slice(0, 0, 1), flat}, 0) : flat).to(table.dtype());
 }
 
 }  // namespace tapeformer

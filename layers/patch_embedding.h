@@ -26,4 +26,11 @@ class PatchEmbedding : public Module {
   std::unique_ptr<Weight> cls_, pos_;  // [1, D], [n (+ 1), D]
 };
 
+// A position table for a grid of other size: bilinear between the centres of its cells, the border continued. table [rows columns (+ 1),
+// D]; the class token's row, when there is one, comes first and stays as it is. ShapeError when the table is not of the grid `from`.
+struct PatchGrid {
+  i64 rows = 0, columns = 0;
+};
+Tensor resize_positions(const Tensor& table, PatchGrid from, PatchGrid to, bool class_token);
+
 }  // namespace tapeformer
