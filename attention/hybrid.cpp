@@ -241,6 +241,9 @@ class Hybrid final : public AttentionCore {
       one.heads = 1;
       std::unique_ptr<AttentionCore> core =
           build_attention(heads[static_cast<std::size_t>(h)], one, key.fold_in(static_cast<std::uint64_t>(h)));
+      if (core->shortens())
+        throw ConfigError(
+            fmt::format("{}: '{}' gives fewer rows than other heads", heads[static_cast<std::size_t>(h)].place(), core->info().name));
       i64 to = h + 1;
       const bool shareable = core->parameters().empty() && core->buffers().empty();
       while (shareable && to < H && heads[static_cast<std::size_t>(to)] == heads[static_cast<std::size_t>(h)]) ++to;

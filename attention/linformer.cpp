@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "attention/attention.h"
+#include "attention/windows.h"
 #include "autograd/ops.h"
 
 namespace tapeformer {
@@ -23,18 +24,6 @@ void visit_fields(V& v, LinformerConfig& c) {
     "none: E and F for each head; headwise: E and F for all heads; kv: one matrix for keys and values of all heads; layerwise: and of all "
     "layers");
   v("scale", c.scale, above(0), "factor of q.k; null = 1/sqrt(d)");
-}
-
-// E x along the length for all samples and heads in one product: E [He, r, N], x [B, H, N, d] -> [B, H, r, d], He = H or 1. The samples
-// (and the heads where they share E) lie beside each other in the columns, so that E's gradient is one product too.
-Tensor project_length(const Tensor& E, const Tensor& x) {
-  const i64 B = x.dim(0), H = x.dim(1), N = x.dim(2), d = x.dim(3), r = E.dim(1);
-  if (E.dim(0) == 1) {
-    const Tensor columns = ops::reshape(ops::permute(x, {2, 0, 1, 3}), {1, N, B * H * d});
-    return ops::permute(ops::reshape(ops::matmul(E, columns), {r, B, H, d}), {1, 2, 0, 3});
-  }
-  const Tensor columns = ops::reshape(ops::permute(x, {1, 2, 0, 3}), {H, N, B * d});
-  return ops::permute(ops::reshape(ops::matmul(E, columns), {H, r, B, d}), {2, 0, 1, 3});
 }
 
 class Linformer final : public AttentionCore {

@@ -53,4 +53,15 @@ Tensor Windows::grouped(const Tensor& x, const Tensor& filters, const Tensor& bi
   return ops::split_heads(ops::conv1d(ops::merge_heads(x), filters, flat_bias, o), x.dim(1));
 }
 
+// The samples (and the heads where they share E) lie beside each other in the columns, so that the gradient of E is one product too.
+Tensor project_length(const Tensor& E, const Tensor& x) {
+  const i64 B = x.dim(0), H = x.dim(1), N = x.dim(2), d = x.dim(3), r = E.dim(1);
+  if (E.dim(0) == 1) {
+    const Tensor columns = ops::reshape(ops::permute(x, {2, 0, 1, 3}), {1, N, B * H * d});
+    return ops::permute(ops::reshape(ops::matmul(E, columns), {r, B, H, d}), {1, 2, 0, 3});
+  }
+  const Tensor columns = ops::reshape(ops::permute(x, {1, 2, 0, 3}), {H, N, B * d});
+  return ops::permute(ops::reshape(ops::matmul(E, columns), {H, r, B, d}), {2, 0, 1, 3});
+}
+
 }  // namespace tapeformer

@@ -1,5 +1,6 @@
-// windows.h: windows over the length: number t covers positions [t stride, t stride + kernel). Positions behind the end are rows of zeros;
-// a window is never moved. One place for values and masks alike, so that they cannot disagree.
+// windows.h: fewer rows along the length, by windows or by learned combinations. Window number t covers positions [t stride, t stride +
+// kernel). Positions behind the end are rows of zeros; a window is never moved. One place for values and masks alike, so that they cannot
+// disagree.
 #pragma once
 #include "core/tensor.h"
 
@@ -26,5 +27,8 @@ class Windows {
   Tensor grouped(const Tensor& x, const Tensor& filters, const Tensor& bias, i64 groups) const;
   i64 length_, kernel_, stride_;
 };
+
+// E x along the length for all samples and heads in one product: E [He, r, length], x [B, H, length, d] -> [B, H, r, d], He = H or 1.
+Tensor project_length(const Tensor& E, const Tensor& x);
 
 }  // namespace tapeformer

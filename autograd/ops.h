@@ -118,6 +118,7 @@ struct AttentionOptions {
   std::shared_ptr<const kernels::Pattern> pattern;  // null = every key
   Tensor key_bias;                                  // [B or 1, H or 1, M]
   Tensor pair_bias;                                 // [B or 1, H or 1, N, M]
+  Tensor outer_left, outer_right;                   // [B, H, N, a], [B, H, N, c], a c >= M: s_ij += left_i[j / c] right_i[j % c]
   double dropout = 0;
   RngKey key{0};
   std::span<const i64> rows;  // global sample indices

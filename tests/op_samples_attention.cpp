@@ -17,16 +17,18 @@ struct AttentionCase {
   double scale = 0;                                         // 0: default
   Shape key_mask{}, query_mask{}, key_bias{}, pair_bias{};  // rank 0: none
   double dropout = 0;
+  Shape left{}, right{};  // of the outer product
 };
 
-// Inputs: q, k, v, then those of key_mask, query_mask, key_bias, pair_bias that the case has, in this order.
+// Inputs: q, k, v, then those of key_mask, query_mask, key_bias, pair_bias, left, right that the case has, in this order.
 template <class T>
 struct Named {
   const std::vector<T>& in;
   const AttentionCase& c;
   const T* find(const Shape AttentionCase::*which) const {
     std::size_t k = 3;
-    for (auto member : {&AttentionCase::key_mask, &AttentionCase::query_mask, &AttentionCase::key_bias, &AttentionCase::pair_bias}) {
+    for (auto member : {&AttentionCase::key_mask, &AttentionCase::query_mask, &AttentionCase::key_bias, &AttentionCase::pair_bias,
+                        &AttentionCase::left, &AttentionCase::right}) {
       if (member == which) return (c.*member).rank() > 0 ? &in[k] : nullptr;
       if ((c.*member).rank() > 0) ++k;
     }
@@ -43,6 +45,8 @@ Tensor attend(const Inputs& in, const AttentionCase& c) {
   if (auto* t = named.find(&AttentionCase::query_mask)) o.query_mask = *t;
   if (auto* t = named.find(&AttentionCase::key_bias)) o.key_bias = *t;
   if (auto* t = named.find(&AttentionCase::pair_bias)) o.pair_bias = *t;
+  if (auto* t = named.find(&AttentionCase::left)) o.outer_left = *t;
+  if (auto* t = named.find(&AttentionCase::right)) o.outer_right = *t;
   o.dropout = c.dropout;
   o.key = RngKey(5);
   return ops::attention(in[0], in[1], in[2], o);
@@ -52,6 +56,7 @@ Plain attention_of(const Plains& in, const AttentionCase& c) {
   const Named<Plain> named{in, c};
   const Plain *key_mask = named.find(&AttentionCase::key_mask), *query_mask = named.find(&AttentionCase::query_mask);
   const Plain *key_bias = named.find(&AttentionCase::key_bias), *pair_bias = named.find(&AttentionCase::pair_bias);
+  const Plain *left = named.find(&AttentionCase::left), *right = named.find(&AttentionCase::right);
   const Plain &q = in[0], &k = in[1], &v = in[2];
   const i64 M = k.shape[2], d = q.shape[3];
   const double scale = c.scale != 0 ? c.scale : 1 / std::sqrt(static_cast<double>(d));
@@ -65,6 +70,7 @@ Plain attention_of(const Plains& in, const AttentionCase& c) {
       s *= scale;
       if (key_bias) s += at(*key_bias, {i[0], i[1], j});
       if (pair_bias) s += at(*pair_bias, {i[0], i[1], i[2], j});
+      if (left) s += at(*left, {i[0], i[1], i[2], j / c.right[3]}) * at(*right, {i[0], i[1], i[2], j % c.right[3]});
       total += std::exp(s);
       sum += std::exp(s) * at(v, {i[0], i[1], j, i[3]});
     }
@@ -82,13 +88,29 @@ OpRow attention_row() {
       {"masks", {2, 2, 4, 3}, {2, 2, 5, 3}, {2, 2, 5, 2}, false, 0, {2, 5}, {2, 4}},
       {"biases", {2, 2, 3, 2}, {2, 2, 4, 2}, {2, 2, 4, 2}, false, 0, {}, {}, {2, 2, 4}, {2, 2, 3, 4}},
       {"shared biases, causal, masked", {2, 2, 3, 2}, {2, 2, 4, 2}, {2, 2, 4, 2}, true, 0, {2, 4}, {}, {1, 2, 4}, {2, 1, 3, 4}},
-      {"dropout", {2, 2, 3, 2}, {2, 2, 6, 2}, {2, 2, 6, 2}, false, 0, {}, {}, {}, {}, 0.3}};
+      {"dropout", {2, 2, 3, 2}, {2, 2, 6, 2}, {2, 2, 6, 2}, false, 0, {}, {}, {}, {}, 0.3},
+      {"outer product", {2, 2, 3, 2}, {2, 2, 5, 2}, {2, 2, 5, 2}, false, 0, {}, {}, {}, {}, 0, {2, 2, 3, 2}, {2, 2, 3, 3}},
+      {"outer product, causal, biases",
+       {2, 2, 4, 1},
+       {2, 2, 4, 1},
+       {2, 2, 4, 2},
+       true,
+       1,
+       {2, 4},
+       {},
+       {1, 2, 4},
+       {},
+       0,
+       {2, 2, 4, 4},
+       {2, 2, 4, 1}}};
   for (const AttentionCase& c : cases) {
     Inputs in{numbers(c.q, 1), numbers(c.k, 2), numbers(c.v, 3)};
     if (c.key_mask.rank()) in.push_back(flags(c.key_mask, 11));
     if (c.query_mask.rank()) in.push_back(flags(c.query_mask, 5));
     if (c.key_bias.rank()) in.push_back(numbers(c.key_bias, 6));
     if (c.pair_bias.rank()) in.push_back(numbers(c.pair_bias, 7));
+    if (c.left.rank()) in.push_back(numbers(c.left, 8));
+    if (c.right.rank()) in.push_back(numbers(c.right, 9));
     row.samples.push_back({c.label, std::move(in), [c](const Inputs& x) { return attend(x, c); },
                            c.dropout > 0 ? Reference() : [c](const Plains& x) { return attention_of(x, c); }, 128});
   }
@@ -127,6 +149,13 @@ OpRow attention_row() {
                    o.pair_bias = numbers({2, 3, 3, 3}, 1);
                  })); },
        "[attention] pair_bias is [2, 3, 3, 3], expected [B, H, N, M]"},
+      {[=] {
+         run(s, s, s, with([](auto& o) {
+               o.outer_left = numbers({2, 2, 3, 1}, 1);
+               o.outer_right = numbers({2, 2, 3, 2}, 1);
+             }));
+       },
+       "[attention] got outer_left [2, 2, 3, 1] and outer_right [2, 2, 3, 2], expected [B, H, N, a] and [B, H, N, c] with a c >= 3"},
       {[=] { run(s, s, s, with([](auto& o) { o.dropout = 1; })); }, "[attention] dropout is 1, expected 0 to below 1"},
       {[=] {
          run(s, s, s, with([](auto& o) {

@@ -55,6 +55,11 @@ struct Problem {   // what forward and backward share
     if (o.pair_bias.defined())
       a.pair_bias = {o.pair_bias.ptr<T>(), o.pair_bias.dim(0) == 1 ? 0 : o.pair_bias.stride(0),
                      o.pair_bias.dim(1) == 1 ? 0 : o.pair_bias.stride(1), o.pair_bias.stride(2)};
+    if (o.outer_left.defined()) {
+      a.left = rows_view<T>(o.outer_left);
+      a.right = rows_view<T>(o.outer_right);
+      a.period = o.outer_right.dim(3);
+    }
     a.dropout = o.dropout;
     a.dropout_key = o.key;
     if (!rows.empty()) a.rows = rows.data();
@@ -103,13 +108,14 @@ Softmax forward_all(const Problem& p) {
 
 struct Attend final : Node {
   static constexpr std::string_view kName = "attention";
+  static constexpr int kInputs = 7;  // q, k, v, key_bias, pair_bias, outer_left, outer_right
   Problem p;
   SavedTensor q, k, v, o;
   Tensor row_max, row_lse;
-  bool need[5];
-  Attend(Problem problem, const Softmax& s, const Tensor* const in[5])
+  bool need[kInputs];
+  Attend(Problem problem, const Softmax& s, const Tensor* const in[kInputs])
       : p(std::move(problem)), q(p.q), k(p.k), v(p.v), o(s.o), row_max(s.row_max), row_lse(s.lse) {
-    for (int i = 0; i < 5; ++i) need[i] = static_cast<bool>(in[i]->grad_ref());
+    for (int i = 0; i < kInputs; ++i) need[i] = static_cast<bool>(in[i]->grad_ref());
     p.q = p.k = p.v = Tensor();
   }
   std::string_view name() const override { return kName; }
@@ -127,6 +133,9 @@ struct Attend final : Node {
     Tensor dq = need[0] ? rows_of(N, q_.dim(3)) : Tensor(), dk = need[1] ? rows_of(M, k_.dim(3)) : Tensor();
     Tensor dv = need[2] ? rows_of(M, v_.dim(3)) : Tensor();
     Tensor dkb = need[3] ? Tensor::zeros({B, H, M}, t) : Tensor(), dpb = need[4] ? Tensor::zeros(p.pair_bias_shape, t) : Tensor();
+    const bool outer = need[5] || need[6];
+    Tensor dleft = outer ? Tensor::zeros(p.o.outer_left.shape(), t) : Tensor(),
+           dright = outer ? Tensor::zeros(p.o.outer_right.shape(), t) : Tensor();
     with_float(kName, t, [&](auto zero) {
       using T = decltype(zero);
       kernels::AttentionGrads<T> g;
@@ -139,6 +148,8 @@ struct Attend final : Node {
         if (dpb.dim(0) == 1) g.dpair_bias.b = 0;
         if (dpb.dim(1) == 1) g.dpair_bias.h = 0;
       }
+      g.dleft = rows_view_mut<T>(dleft);
+      g.dright = rows_view_mut<T>(dright);
       g.add = sparse;
       for (const AttentionPart& part : p.parts) {
         kernels::attention_backward(p.args<T>(part, q_, k_, v_), rows_view<T>(out), row_max.ptr<T>(), row_lse.ptr<T>(), rows_view<T>(dy),
@@ -146,7 +157,7 @@ struct Attend final : Node {
         g.add = true;
       }
     });
-    Grads grads{dq, dk, dv, dkb, dpb};
+    Grads grads{dq, dk, dv, dkb, dpb, dleft, dright};
     if (need[1]) grads[1] = sum_to(dk, p.k_shape);
     if (need[2]) grads[2] = sum_to(dv, p.v_shape);
     if (need[3]) grads[3] = sum_to(dkb, p.key_bias_shape);
@@ -176,7 +187,12 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOpt
   if (o.pair_bias.defined() && (o.pair_bias.rank() != 4 || !shared(o.pair_bias.dim(0), B) || !shared(o.pair_bias.dim(1), q.dim(1)) ||
                                 o.pair_bias.dim(2) != N || o.pair_bias.dim(3) != M))
     throw ShapeError(fmt::format("[attention] pair_bias is {}, expected [B, H, N, M]", o.pair_bias.shape().str()));
-  for (const Tensor* t : {&o.key_bias, &o.pair_bias})
+  const auto outer = [&](const Tensor& t) { return t.rank() == 4 && t.dim(0) == B && t.dim(1) == q.dim(1) && t.dim(2) == N; };
+  const Tensor &left = o.outer_left, &right = o.outer_right;
+  if (left.defined() != right.defined() || (left.defined() && (!outer(left) || !outer(right) || left.dim(3) * right.dim(3) < M)))
+    throw ShapeError(fmt::format("[attention] got outer_left {} and outer_right {}, expected [B, H, N, a] and [B, H, N, c] with a c >= {}",
+                                 left.defined() ? left.shape().str() : "none", right.defined() ? right.shape().str() : "none", M));
+  for (const Tensor* t : {&o.key_bias, &o.pair_bias, &o.outer_left, &o.outer_right})
     if (t->defined() && t->dtype() != q.dtype())
       throw ShapeError(fmt::format("[attention] a bias is {}, expected {}", name_of(t->dtype()), name_of(q.dtype())));
   if (k.dtype() != q.dtype() || v.dtype() != q.dtype())
@@ -253,6 +269,10 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, std::vector<Att
     p.pair_bias_shape = pair_bias.shape();
     p.o.pair_bias = pair_bias.dim(3) <= 1 || pair_bias.stride(3) == 1 ? pair_bias.detach() : pair_bias.detach().clone();
   }
+  if (p.o.outer_left.defined()) {
+    p.o.outer_left = rows_ready(options.outer_left);
+    p.o.outer_right = rows_ready(options.outer_right);
+  }
   if (p.o.query_mask.defined()) p.o.query_mask = p.o.query_mask.to_contiguous();
   if (p.o.key_mask.defined()) p.o.key_mask = p.o.key_mask.to_contiguous();
   p.q = rows_ready(q);
@@ -260,8 +280,9 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, std::vector<Att
   p.v = rows_ready(v).expand({B, H, M, v.dim(3)});
   const Softmax s = forward_all(p);
   if (empty != nullptr) *empty = empty_rows(s.row_max, p.o.query_mask);
-  const Tensor* const inputs[5] = {&q, &k, &v, &key_bias, &pair_bias};
-  return record<Attend>(s.o, {&q, &k, &v, &key_bias, &pair_bias}, std::move(p), s, inputs);
+  const Tensor &left = options.outer_left, &right = options.outer_right;
+  const Tensor* const inputs[Attend::kInputs] = {&q, &k, &v, &key_bias, &pair_bias, &left, &right};
+  return record<Attend>(s.o, {&q, &k, &v, &key_bias, &pair_bias, &left, &right}, std::move(p), s, inputs);
 }
 
 }  // namespace

@@ -5,24 +5,18 @@
 
 #include "autograd/node.h"
 #include "autograd/ops.h"
+#include "autograd/rows_view.h"
 
 namespace tapeformer::ops {
 namespace {
 
 template <class T>
 kernels::RowsView<const T> view(const Tensor& t) {
-  if (!t.defined()) return {};
-  return {t.ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
+  return t.defined() ? rows_view<T>(t) : kernels::RowsView<const T>();
 }
-template <class T>
-kernels::RowsView<T> view_mut(Tensor& t) {
-  if (!t.defined()) return {};
-  return {t.mut_ptr<T>(), t.stride(0), t.stride(1), t.stride(2)};
-}
-// Last axis with stride 1, or a copy.
-Tensor rows_ready(const Tensor& t) {
-  if (!t.defined()) return t;
-  return t.dim(-1) <= 1 || t.stride(-1) == 1 ? t.detach() : t.detach().clone();
+Tensor table_ready(const Tensor& w) {
+  if (!w.defined()) return w;
+  return w.dim(2) <= 1 || w.stride(2) == 1 ? w.detach() : w.detach().clone();
 }
 
 template <class T>
@@ -59,20 +53,20 @@ struct PositionAttend final : Node {
   }
   std::string_view name() const override { return kName; }
   Grads backward(const Tensor& up) override {
-    const auto saved = [](const SavedTensor& t) { return t.defined() ? rows_ready(t.get(kName)) : Tensor(); };
-    const Tensor w_ = saved(w), k_ = saved(k), v_ = saved(v), y_ = saved(y), dy = rows_ready(up);
+    const Tensor w_ = w.defined() ? table_ready(w.get(kName)) : Tensor(), k_ = k.defined() ? rows_ready(k.get(kName)) : Tensor();
+    const Tensor v_ = rows_ready(v.get(kName)), y_ = rows_ready(y.get(kName)), dy = rows_ready(up);
     const DType t = dy.dtype();
     const auto rows = [&] { return Tensor::empty({v_.dim(0), v_.dim(2), v_.dim(1), v_.dim(3)}, t).transpose(1, 2); };
     Tensor dw = need_w ? Tensor::zeros(w_.shape(), t) : Tensor(), dk = need_k ? rows() : Tensor(), dv = rows();
     with_float(kName, t, [&](auto zero) {
       using T = decltype(zero);
-      kernels::PositionAttentionGrads<T> g{view_mut<T>(dk), view_mut<T>(dv)};
+      kernels::PositionAttentionGrads<T> g{rows_view_mut<T>(dk), rows_view_mut<T>(dv)};
       if (dw.defined()) {
         g.dw = dw.mut_ptr<T>();
         g.dw_group = dw.stride(0);
         g.dw_row = dw.dim(1) == 1 ? 0 : dw.stride(1);
       }
-      kernels::position_attention_grad(args<T>(w_, k_, v_, options), view<T>(y_), den.ptr<T>(), view<T>(dy), g);
+      kernels::position_attention_grad(args<T>(w_, k_, v_, options), rows_view<T>(y_), den.ptr<T>(), rows_view<T>(dy), g);
     });
     return {dw, dk, dv};
   }
@@ -103,12 +97,12 @@ Tensor position_attention(const Tensor& w, const Tensor& k, const Tensor& v, con
   check(w, k, v, options);
   PositionAttentionOptions o = options;
   if (o.mask.defined()) o.mask = o.mask.to_contiguous();
-  const Tensor w_ = rows_ready(w), k_ = rows_ready(k), v_ = rows_ready(v);
+  const Tensor w_ = table_ready(w), k_ = k.defined() ? rows_ready(k) : Tensor(), v_ = rows_ready(v);
   const i64 B = v.dim(0), H = v.dim(1), N = v.dim(2), d = v.dim(3);
   Tensor y = Tensor::empty({B, N, H, d}, v.dtype()).transpose(1, 2), den = Tensor::empty({B, H, N, k.defined() ? d : 1}, v.dtype());
   with_float("position_attention", v.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::position_attention(args<T>(w_, k_, v_, o), view_mut<T>(y), den.mut_ptr<T>());
+    kernels::position_attention(args<T>(w_, k_, v_, o), rows_view_mut<T>(y), den.mut_ptr<T>());
   });
   return record<PositionAttend>(y, {&w, &k, &v}, w, k, v, y, den, o);
 }

@@ -160,10 +160,12 @@ class Backward {
     });
   }
 
-  // Key tiles g, g + groups, g + 2 groups ... of a head form group g, which has its own dq.
+  // Key tiles g, g + groups, g + 2 groups ... of a head form group g, which has its own dq. With an outer product, whose gradients have no
+  // such copies, a head is one group.
   void key_groups(i64 first, i64 heads) {
     const i64 floats = Head::backward_floats(size_);
-    const i64 groups = std::clamp<i64>((kEnoughPieces + heads - 1) / heads, 1, std::max<i64>(size_.k_tiles, 1));
+    const i64 most = grads_.dleft.p != nullptr ? 1 : std::max<i64>(size_.k_tiles, 1);
+    const i64 groups = std::clamp<i64>((kEnoughPieces + heads - 1) / heads, 1, most);
     Storage memory(static_cast<std::size_t>(heads * (floats + groups * dq_floats())) * kFloat);
     float* packed = reinterpret_cast<float*>(memory.data());
     float* dq = packed + heads * floats;
@@ -215,6 +217,7 @@ class Backward {
     const auto add = [&](i64 query_tile) {
       const i64 done = backward_tile(head, dropout_, query_tile, t, *state, dk, dv, dq, grads_.dkey_bias != nullptr);
       if (done > 0 && grads_.dpair_bias.p != nullptr) add_pair_bias(head, query_tile, t, *state);
+      if (done > 0 && grads_.dleft.p != nullptr) head.add_outer_grads(query_tile, t, state->scores, grads_);
       pairs += done;
     };
     if (a_.pattern != nullptr) {
@@ -291,6 +294,7 @@ template <>
 void attention_forward(const Attention<float>& a, RowsView<float> o, float* row_max, float* row_lse) {
   if (a.B * a.H * a.N == 0) return;
   TAPEFORMER_ASSERT(!a.causal || a.query_order.p || a.key_order.p || a.M >= a.N, "causal attention needs at least as many keys as queries");
+  TAPEFORMER_ASSERT(a.left.p == nullptr || a.key_order.p == nullptr, "an outer product needs the keys in their own order");
   const counters::Timed timed;
   attention_tiles::Forward(a, o, row_max, row_lse).run();
 }

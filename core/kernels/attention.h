@@ -1,5 +1,5 @@
 // attention.h: exact softmax attention over sets of keys, tile by tile, forward and backward; nothing of size N x M is allocated.
-//   s_ij = scale q_i.k_j + key_bias_j + pair_bias_ij   over j in S_i = pattern AND real key AND (j <= i when causal)
+//   s_ij = scale q_i.k_j + key_bias_j + pair_bias_ij + outer_ij   over j in S_i = pattern AND real key AND (j <= i when causal)
 //   o_i = sum_j c_ij exp(s_ij - L_i) v_j,  c_ij = 0 or 1/(1-p) with dropout, else 1;  S_i empty: o_i = 0 and no gradient
 // Forward keeps per row the maximum and the log of the sum of exp(s - max) as two numbers; backward recomputes the scores.
 // Queries and keys may stand in an order of their own (sorted, chosen, permuted): then a tile is 64 places of that order, patterns speak of
@@ -69,9 +69,13 @@ struct Attention {
   const T* key_bias = nullptr;               // element (b,h,j) at key_bias[b*key_bias_b + h*key_bias_h + j]
   i64 key_bias_b = 0, key_bias_h = 0;
   RowsView<const T> pair_bias;  // element (b,h,i,j) at p[b*b + h*h + i*n + j]; p null = none
-  double dropout = 0;           // probability; bits are a pure function of (dropout_key, rows[b], h, i, j)
+  // An outer product of two short vectors of the query: s_ij += left_i[j / period] right_i[j % period]. Not with an order of the keys.
+  RowsView<const T> left, right;  // [B,H,N,ceil(M / period)], [B,H,N,period]; left.p null = none
+  i64 period = 1;
+  double dropout = 0;  // probability; bits are a pure function of (dropout_key, rows[b], h, i, j)
   RngKey dropout_key;
   const i64* rows = nullptr;  // [B] global sample index; null = 0..B-1
+  bool biased() const { return key_bias != nullptr || pair_bias.p != nullptr || left.p != nullptr; }
   i64 query_rows() const { return query_order.p ? query_order.rows : N; }
   i64 key_rows() const { return key_order.p ? key_order.rows : M; }
 };
@@ -88,11 +92,12 @@ void attention_merge(i64 B, i64 H, i64 N, i64 dv, RowsView<T> o, T* row_max, T* 
                      const T* more_lse);
 
 template <class T>
-struct AttentionGrads {    // overwritten, each strided with last stride 1; p null = not wanted. b or h stride must be real
-  RowsView<T> dq, dk, dv;  // full [B,H,...] shapes even where the input is shared (the caller sums)
-  T* dkey_bias = nullptr;  // [B,H,M] contiguous
-  RowsView<T> dpair_bias;  // added to; strides may be 0 where pair_bias is shared; summed in order of b
-  bool add = false;        // everything is added to; rows that stand at no place stay as they are
+struct AttentionGrads {       // overwritten, each strided with last stride 1; p null = not wanted. b or h stride must be real
+  RowsView<T> dq, dk, dv;     // full [B,H,...] shapes even where the input is shared (the caller sums)
+  T* dkey_bias = nullptr;     // [B,H,M] contiguous
+  RowsView<T> dpair_bias;     // added to; strides may be 0 where pair_bias is shared; summed in order of b
+  RowsView<T> dleft, dright;  // added to; both or none
+  bool add = false;           // everything is added to; rows that stand at no place stay as they are
 };
 // o, row_max and row_lse may come from a softmax over more keys than these: several patterns without a pair in common are merged so.
 template <class T>

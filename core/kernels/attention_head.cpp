@@ -149,6 +149,46 @@ void Head::fill_bias(i64 query_tile, i64 key_tile, float* to) const {
     }
     std::fill(to + keys, to + kTile, 0.0f);
   }
+  if (a->left.p != nullptr) add_outer(query_tile, key_tile, to - size->rows(query_tile) * kTile);
+}
+
+namespace {
+
+// f(first key of the tile, left index, right index, count) for keys [k0, k0 + keys), in runs that share the left index.
+template <class F>
+void runs(i64 k0, i64 keys, i64 period, F&& f) {
+  for (i64 j = 0; j < keys;) {
+    const i64 right = (k0 + j) % period, n = std::min(period - right, keys - j);
+    f(j, (k0 + j) / period, right, n);
+    j += n;
+  }
+}
+
+}  // namespace
+
+void Head::add_outer(i64 query_tile, i64 key_tile, float* to) const {
+  for (i64 i = 0; i < size->rows(query_tile); ++i, to += kTile) {
+    const i64 r = real_query(query_tile * kTile + i);
+    if (r < 0) continue;
+    const float *left = head_rows(a->left, b, h) + r * a->left.n, *right = head_rows(a->right, b, h) + r * a->right.n;
+    runs(key_tile * kTile, size->keys(key_tile), a->period, [&](i64 j, i64 u, i64 w, i64 n) {
+      for (i64 x = 0; x < n; ++x) to[j + x] += left[u] * right[w + x];
+    });
+  }
+}
+
+void Head::add_outer_grads(i64 query_tile, i64 key_tile, const float* ds, const AttentionGrads<float>& grads) const {
+  for (i64 i = 0; i < size->rows(query_tile); ++i, ds += kTile) {
+    const i64 r = real_query(query_tile * kTile + i);
+    if (r < 0) continue;
+    const float *left = head_rows(a->left, b, h) + r * a->left.n, *right = head_rows(a->right, b, h) + r * a->right.n;
+    float* dleft = grads.dleft.p + b * grads.dleft.b + h * grads.dleft.h + r * grads.dleft.n;
+    float* dright = grads.dright.p + b * grads.dright.b + h * grads.dright.h + r * grads.dright.n;
+    runs(key_tile * kTile, size->keys(key_tile), a->period, [&](i64 j, i64 u, i64 w, i64 n) {
+      dleft[u] += dot(ds + j, right + w, n);
+      for (i64 x = 0; x < n; ++x) dright[w + x] += left[u] * ds[j + x];
+    });
+  }
 }
 
 void Head::key_tiles(i64 query_tile, std::vector<i64>& out) const {

@@ -61,6 +61,8 @@ struct Head {
   void pack_query_tile_backward(i64 tile, RowsView<const float> o, const float* row_max, const float* row_lse,
                                 RowsView<const float> d_o) const;
   void fill_bias(i64 query_tile, i64 key_tile, float* to) const;  // [64, 64]
+  void add_outer(i64 query_tile, i64 key_tile, float* to) const;  // the outer product, added to the bias
+  void add_outer_grads(i64 query_tile, i64 key_tile, const float* ds, const AttentionGrads<float>& grads) const;
   void key_tiles(i64 query_tile, std::vector<i64>& out) const;
   void find_users();
 

@@ -47,6 +47,7 @@ class Row {  // the keys that the query at place i looks at, with scores and dro
       double s = a.scale * dot(row_of(a.q, b, h, query), row_of(a.k, b, h, j), a.d);
       if (a.key_bias) s += double(a.key_bias[b * a.key_bias_b + h * a.key_bias_h + j]);
       if (a.pair_bias.p) s += double(row_of(a.pair_bias, b, h, query)[j]);
+      if (a.left.p) s += double(row_of(a.left, b, h, query)[j / a.period]) * double(row_of(a.right, b, h, query)[j % a.period]);
       keys.push_back(j);
       score.push_back(s);
       factor.push_back(dropout.factor(j));
@@ -111,6 +112,11 @@ void backward_row(const Attention<T>& a, const Row<T>& row, i64 b, i64 h, const 
     }
     sums.dbias[j] += ds;
     if (grads.dpair_bias.p) row_of(grads.dpair_bias, b, h, i)[j] += static_cast<T>(ds);
+    if (grads.dleft.p) {
+      const i64 u = j / a.period, w = j % a.period;
+      row_of(grads.dleft, b, h, i)[u] += static_cast<T>(ds * double(row_of(a.right, b, h, i)[w]));
+      row_of(grads.dright, b, h, i)[w] += static_cast<T>(ds * double(row_of(a.left, b, h, i)[u]));
+    }
   }
   if (grads.dq.p) {
     for (i64 c = 0; c < a.d; ++c) put(row_of(grads.dq, b, h, i)[c], dq[c], grads.add);

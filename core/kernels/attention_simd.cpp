@@ -250,7 +250,7 @@ i64 forward_tile(const Head& head, const Dropout& dropout, i64 tile, const std::
                  float* o, float* out, i64 out_row, float* row_max, float* row_lse) {
   const Sizes& size = *head.size;
   const i64 rows = size.rows(tile), q0 = tile * kTile;
-  const bool bias = head.a->key_bias != nullptr || head.a->pair_bias.p != nullptr;
+  const bool bias = head.a->biased();
   std::fill(state.max, state.max + kTile, kEmptyRow);
   std::memset(state.sums, 0, sizeof state.sums);
   std::memset(o, 0, static_cast<std::size_t>(kTile * size.dvp) * sizeof(float));
@@ -330,7 +330,7 @@ i64 backward_tile(const Head& head, const Dropout& dropout, i64 tile, i64 key_ti
   const Sizes& size = *head.size;
   const TileMask& m = state.mask;
   const i64 rows = size.rows(tile), q0 = tile * kTile, k0 = key_tile * kTile, padded = size.padded_keys(key_tile);
-  const bool bias = head.a->key_bias != nullptr || head.a->pair_bias.p != nullptr;
+  const bool bias = head.a->biased();
   if (bias) head.fill_bias(tile, key_tile, state.bias);
   for (i64 s = 0; s < kStrips; ++s) {
     const i64 r = s * kStrip, low = m.low[s], n = m.high[s] - low;

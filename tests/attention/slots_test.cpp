@@ -1,4 +1,4 @@
-// Fewer keys than positions (linformer, memory_compressed): identities, plain loops, cost.
+// Fewer keys or queries than positions (linformer, memory_compressed, reduced_query): identities, plain loops, cost.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -170,6 +170,71 @@ TEST(Slots, MemoryCompressedMatchesLoops) {
       }
 }
 
+TEST(Slots, OneQueryAPositionIsFull) {
+  expect_full(
+      {.type = "reduced_query", .config = "{stride: 1}"}, [](AttentionCore&) {}, true);
+  expect_full(
+      {.type = "reduced_query", .config = "{reduce: subsample, stride: 1}"}, [](AttentionCore&) {}, true);
+  expect_full(
+      {.type = "reduced_query", .config = "{reduce: conv, stride: 1}"},
+      [](AttentionCore& core) {
+        parameter(core, "bias").value.fill(0);
+        set_identity(parameter(core, "W").value, 1);
+      },
+      true);
+  expect_full(
+      {.type = "reduced_query", .config = "{reduce: linear, queries: 30}"},
+      [](AttentionCore& core) { set_identity(parameter(core, "E").value, 1); }, false);
+}
+
+TEST(Slots, SubsampledQueriesGiveRowsOfFull) {
+  const DTypeScope f64(DType::F64);
+  const Sizes s{.B = 4, .N = 23};
+  const Case c{.type = "reduced_query", .config = "{reduce: subsample, stride: 4}"}, full{.type = "full", .config = "{}"};
+  const auto core = build(c, spec_of(c, s)), all = build(full, spec_of(full, s));
+  AttentionInput in = random_input(*core, s, DType::F64);
+  in.mask = mixed_mask(s.B, s.N);
+  std::map<std::string, Tensor> extra;
+  in.extra = &extra;
+  const Tensor o = core->attend(in, {}), rows = all->attend(in, {});
+  ASSERT_EQ(o.dim(2), 6);
+  for (i64 t = 0; t < 6; ++t) EXPECT_LE(difference(o.slice(2, t, t + 1), rows.slice(2, 4 * t, 4 * t + 1)), 1e-13);
+  EXPECT_EQ(difference(extra.at("out_mask").to(DType::F64),
+                       ops::gather(in.mask.to(DType::F64), 1, Tensor::from<i64>({0, 4, 8, 12, 16, 20}, {6}))),
+            0);
+}
+
+// The residual is reduced by the queries' rule, and its mask is that of the rows.
+TEST(Slots, TheResidualGetsShorterLikeTheQueries) {
+  const Sizes s{.B = 4, .N = 11};
+  const DTypeScope f64(DType::F64);
+  for (const auto& [config, rows] : {std::pair<const char*, i64>{"{stride: 3, kernel: 5}", 4},
+                                     {"{reduce: subsample, stride: 3}", 4},
+                                     {"{reduce: conv, stride: 3}", 4},
+                                     {"{reduce: linear, queries: 5}", 5},
+                                     {"{reduce: latent, queries: 2}", 2}}) {
+    SCOPED_TRACE(config);
+    const Case c{.type = "reduced_query", .config = config};
+    const auto core = build(c, spec_of(c, s));
+    AttentionInput in = random_input(*core, s, DType::F64);
+    in.mask = mixed_mask(s.B, s.N);
+    std::map<std::string, Tensor> extra;
+    in.extra = &extra;
+    const Tensor o = core->attend(in, {});
+    const Rows shortcut = core->shorten(in.x, in.mask);
+    EXPECT_EQ(o.dim(2), rows);
+    EXPECT_EQ(shortcut.x.shape(), (Shape{4, rows, s.dim()}));
+    EXPECT_TRUE(same_bits(shortcut.mask, extra.at("out_mask")));
+    EXPECT_EQ(difference(shortcut.mask.slice(0, 2, 3).to(DType::F64), Tensor::zeros({1, rows}, DType::F64)), 0) << "a sample of padding";
+    EXPECT_TRUE(same_bits(core->shorten(overwrite(in.x, in.mask, false, 1e6), in.mask).x, shortcut.x)) << "padding is in the residual";
+  }
+  const Case mean{.type = "reduced_query", .config = "{stride: 2}"};
+  const auto core = build(mean, spec_of(mean, {.N = 4}));
+  const Tensor x = Tensor::from<double>({1, 10, 3, 5}, {1, 4, 1});
+  const Rows half = core->shorten(x, Tensor::from<std::uint8_t>({1, 0, 1, 1}, {1, 4}));
+  EXPECT_EQ(half.x.to_vector(), (std::vector<double>{1, 4}));
+}
+
 double flops(const Case& c, i64 N) {
   const Sizes s{.B = 1, .N = N, .H = 2, .d = 8};
   const auto core = build(c, spec_of(c, s));
@@ -198,6 +263,12 @@ TEST(Slots, Refusals) {
   EXPECT_NE(refusal("{type: linformer}", true).find("'linformer' has no causal form"), std::string::npos);
   EXPECT_NE(refusal("{type: linformer, max_len: 8}", false).find("max_len: got 8, expected at least 16"), std::string::npos);
   EXPECT_NE(refusal("{type: memory_compressed, kernel: 2, stride: 3}", false).find("stride: got 3, expected at most kernel, 2"),
+            std::string::npos);
+  EXPECT_NE(refusal("{type: reduced_query}", true).find("'reduced_query' has no causal form"), std::string::npos);
+  EXPECT_NE(refusal("{type: reduced_query, stride: 3, kernel: 2}", false).find("kernel: got 2, expected at least stride, 3"),
+            std::string::npos);
+  EXPECT_NE(refusal("{type: reduced_query, reduce: latent}", false).find("queries: missing"), std::string::npos);
+  EXPECT_NE(refusal("{type: hybrid, heads: [{type: reduced_query}, {type: full}]}", false).find("fewer rows than other heads"),
             std::string::npos);
 }
 
