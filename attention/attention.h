@@ -33,6 +33,7 @@ struct AttentionSpec {  // what the model tells every variant
   i64 max_len = 0;      // longest input the model accepts
   bool causal = false;
   double dropout = 0;               // on the attention weights, training only
+  bool bias = false;                // the layer's projections have biases
   bool gmask = false;               // the caller passes the side input gmask
   bool hybrid = false;              // the core serves some heads of a hybrid
   RngKey place{0};                  // stands for the layer, and the head in a hybrid: folded into a seed that the configuration gives

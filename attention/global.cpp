@@ -24,6 +24,44 @@ void visit_fields(V& v, GlobalConfig& c) {
   v("include_self", c.include_self, "every token sees itself too");
 }
 
+// Every key but the global ones; the queries are global rows.
+class OtherKeys final : public kernels::Pattern {
+ public:
+  explicit OtherKeys(std::shared_ptr<const Globals> globals) : globals_(std::move(globals)) {}
+  Cover cover(i64 b, i64, i64, i64, i64 k0, i64 k1) const override {
+    const i64 global = globals_->count(b, k0, k1);
+    return global == 0 ? Cover::Full : global == k1 - k0 ? Cover::None : Cover::Partial;
+  }
+  void row(i64 b, i64, i64, i64 k0, i64 k1, std::uint8_t* allowed) const override {
+    for (i64 j : globals_->of(b))
+      if (j >= k0 && j < k1) allowed[j - k0] = 0;
+  }
+  bool same_for_samples() const override { return false; }
+
+ private:
+  std::shared_ptr<const Globals> globals_;
+};
+
+// Rows that are not global see themselves.
+class OwnKey final : public kernels::IntervalPattern {
+ public:
+  explicit OwnKey(std::shared_ptr<const Globals> globals) : globals_(std::move(globals)) {}
+  Range keys(i64, i64, i64 i) const override { return {i, i + 1}; }
+  Cover cover(i64 b, i64 h, i64 q0, i64 q1, i64 k0, i64 k1) const override {
+    return globals_->count(b, q0, q1) == q1 - q0 ? Cover::None : std::min(IntervalPattern::cover(b, h, q0, q1, k0, k1), Cover::Partial);
+  }
+  void row(i64 b, i64 h, i64 i, i64 k0, i64 k1, std::uint8_t* allowed) const override {
+    if (globals_->has(b, i))
+      std::fill_n(allowed, k1 - k0, std::uint8_t{0});
+    else
+      IntervalPattern::row(b, h, i, k0, k1, allowed);
+  }
+  bool same_for_samples() const override { return false; }
+
+ private:
+  std::shared_ptr<const Globals> globals_;
+};
+
 class Global final : public PatternCore {
  public:
   using Config = GlobalConfig;
@@ -53,14 +91,26 @@ class Global final : public PatternCore {
   }
   i64 external_tokens() const override { return external() ? config_.num_global : 0; }
   std::shared_ptr<const kernels::Pattern> pattern(const AttentionInput& in) const override {
-    Globals globals = external() ? first(in) : Globals("global", config_.global_positions, config_.global_token_ids, in);
-    if (globals.samples() > 0 && globals.most() == 0)
-      warn_unused("attention.global: no sample of a batch has a global token; rows then see nothing" +
-                  std::string(config_.include_self ? " but themselves" : ""));
-    return std::make_shared<GlobalPattern>(std::move(globals), config_.include_self);
+    return std::make_shared<GlobalPattern>(globals(in), config_.include_self);
+  }
+  // With many global tokens: all rows see the global keys, put side by side; global rows see the other keys; the others themselves.
+  std::vector<ops::AttentionPart> parts(const AttentionInput& in) const override {
+    auto all = std::make_shared<const Globals>(globals(in));
+    if (all->few()) return {{.pattern = std::make_shared<GlobalPattern>(*all, config_.include_self)}};
+    const Tensor at = all->index().view({all->samples(), 1, all->most()});
+    std::vector<ops::AttentionPart> out{{.keys = at}, {.queries = at, .pattern = std::make_shared<OtherKeys>(all)}};
+    if (config_.include_self) out.push_back({.pattern = std::make_shared<OwnKey>(all)});
+    return out;
   }
 
  private:
+  Globals globals(const AttentionInput& in) const {
+    Globals out = external() ? first(in) : Globals("global", config_.global_positions, config_.global_token_ids, in);
+    if (out.samples() > 0 && out.most() == 0)
+      warn_unused("attention.global: no sample of a batch has a global token; rows then see nothing" +
+                  std::string(config_.include_self ? " but themselves" : ""));
+    return out;
+  }
   bool external() const { return config_.mode == "external"; }
   Globals first(const AttentionInput& in) const {
     const Tensor& x = in.any();

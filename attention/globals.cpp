@@ -45,6 +45,13 @@ i64 Globals::most() const {
   return static_cast<i64>(n);
 }
 
+Tensor Globals::index() const {
+  const i64 n = most();
+  Tensor out = Tensor::full({samples(), n}, -1, DType::I64);
+  for (i64 b = 0; b < samples(); ++b) std::copy(of(b).begin(), of(b).end(), out.mut_ptr<i64>() + b * n);
+  return out;
+}
+
 kernels::Pattern::Cover GlobalPattern::cover(i64 b, i64, i64 q0, i64 q1, i64 k0, i64 k1) const {
   const i64 rows = globals_.count(b, q0, q1), keys = globals_.count(b, k0, k1);
   if (rows == q1 - q0 || keys == k1 - k0) return Cover::Full;

@@ -21,7 +21,9 @@ class Globals {
     return std::lower_bound(of(b).begin(), of(b).end(), to) - std::lower_bound(of(b).begin(), of(b).end(), from);
   }
   i64 samples() const { return static_cast<i64>(at_.size()); }
-  i64 most() const;  // of any sample
+  i64 most() const;                         // of any sample
+  bool few() const { return most() <= 4; }  // their keys in the tiles where they stand cost less than a pass of their own
+  Tensor index() const;                     // i64 [B, most()]: the positions, then -1
 
  private:
   std::vector<std::vector<i64>> at_;

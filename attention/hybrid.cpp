@@ -158,6 +158,19 @@ class Hybrid final : public AttentionCore {
     }
     return out.size() == 1 ? out[0] : ops::concat(out, 1);
   }
+  void start_from(const Projections& all) override {
+    const auto cut = [&](const Tensor& t, const PartOf& p) {  // columns of its heads
+      const i64 d = t.defined() ? t.dim(-1) / spec_.heads : 0;
+      return t.defined() ? t.slice(t.rank() - 1, p.from * d, p.to * d).to_contiguous() : t;
+    };
+    for (const PartOf& p : parts_)
+      (*p.core)->start_from({.Wq = cut(all.Wq, p),
+                             .Wk = cut(all.Wk, p),
+                             .Wv = cut(all.Wv, p),
+                             .bq = cut(all.bq, p),
+                             .bk = cut(all.bk, p),
+                             .bv = cut(all.bv, p)});
+  }
   bool wants_q() const override {
     return config_.combine == "union" || std::any_of(parts_.begin(), parts_.end(), [](const PartOf& p) { return (*p.core)->wants_q(); });
   }

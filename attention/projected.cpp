@@ -8,10 +8,15 @@ namespace {
 
 i64 value_dim(const AttentionCore& core, const AttentionSpec& spec) { return core.value_dim() > 0 ? core.value_dim() : spec.head_dim; }
 
+AttentionSpec layer_spec(AttentionSpec spec, bool bias) {
+  spec.bias = bias;
+  return spec;
+}
+
 }  // namespace
 
 AttentionLayer::AttentionLayer(const ConfigNode& config, const AttentionSpec& spec, bool bias, bool rotary, RngKey key)
-    : spec_(spec), rotary_(rotary), core_(this, "core", build_attention(config, spec, key.fold_in("core"))) {
+    : spec_(spec), rotary_(rotary), core_(this, "core", build_attention(config, layer_spec(spec, bias), key.fold_in("core"))) {
   const auto linear = [&](const char* name, i64 in, i64 out, bool with_bias, Init init) {
     return std::make_unique<Child<Linear>>(this, name, std::make_unique<Linear>(in, out, key.fold_in(name), with_bias, init));
   };

@@ -93,6 +93,7 @@ AttentionSpec spec_of(const Golden& g) {
   s.max_len = std::max({length("mask", 1), length("x", 1), length("q", 2), length("v", 2)});
   if (const ConfigNode& most = g.config["max_len"]; most.is_scalar() && !most.is_null())
     s.max_len = std::max<i64>(s.max_len, std::stoll(most.text()));
+  s.gmask = g.inputs.count("gmask") > 0;
   s.causal = g.config["causal"] && g.config["causal"].text() == "true";
   return s;
 }

@@ -35,13 +35,19 @@ Tensor Positions::forward(const Tensor& x) const {
   return ops::add(x, n == max_len_ ? table : ops::slice(table, 0, 0, n));
 }
 
-Tensor rotary(const Tensor& x, double base) {
+Tensor rotary(const Tensor& x, const Tensor& positions, double base) {
   const i64 n = x.dim(2), d = x.dim(3), half = d / 2;
   if (d % 2 != 0) throw ShapeError(fmt::format("[rotary] needs an even head size, got {}", d));
-  Tensor cosine = Tensor::empty({n, half}, DType::F64), sine = Tensor::empty({n, half}, DType::F64);
-  for (i64 p = 0; p < n; ++p)
+  const i64 samples = positions.defined() ? x.dim(0) : 1;
+  if (positions.defined() && (positions.dtype() != DType::I64 || positions.shape() != Shape{samples, n}))
+    throw ShapeError(fmt::format("[rotary] positions are {} {}, expected i64 {}", name_of(positions.dtype()), positions.shape().str(),
+                                 Shape{samples, n}.str()));
+  const Tensor at = positions.defined() ? positions.to_contiguous() : Tensor();
+  Tensor cosine = Tensor::empty({samples, 1, n, half}, DType::F64), sine = Tensor::empty({samples, 1, n, half}, DType::F64);
+  for (i64 p = 0; p < samples * n; ++p)
     for (i64 i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(p) * std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(d));
+      const double position = static_cast<double>(at.defined() ? at.ptr<i64>()[p] : p);
+      const double angle = position * std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(d));
       cosine.mut_ptr<double>()[p * half + i] = std::cos(angle);
       sine.mut_ptr<double>()[p * half + i] = std::sin(angle);
     }

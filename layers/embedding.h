@@ -29,6 +29,7 @@ class Positions : public Module {
 };
 
 // Rotary positions (Su et al. 2021, eq. 34): pairs (i, i + d/2) of x [B, H, N, d] are turned by n / base^(2i/d). d must be even.
-Tensor rotary(const Tensor& x, double base = 10000);
+// positions: i64 [B, N], the n of each row; undefined = 0 ... N-1.
+Tensor rotary(const Tensor& x, const Tensor& positions = {}, double base = 10000);
 
 }  // namespace tapeformer

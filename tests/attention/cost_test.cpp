@@ -66,6 +66,9 @@ const std::pair<const char*, const char*> kLinear[] = {
     {"random", "{block_size: 64}"},
     {"strided", "{stride: 3, reach: 8}"},
     {"reformer", "{chunk_len: 32, n_rounds: 3}"},
+    {"longformer", "{window: 40, global_positions: [0]}"},
+    {"longformer", "{window: 40, dilation: [1, 4], global_positions: [0, 100, 1000, 1001, -1]}"},
+    {"global", "{global_positions: [0, 100, 200, 300, 400, -1], include_self: true}"},
 };
 
 TEST(AttentionCost, NothingQuadraticIsAllocated) {

@@ -58,6 +58,17 @@ TEST(AttentionIdentities, VariantsCoincide) {
        "{combine: union, heads: [{type: strided, pattern: strided, stride: 6, part: first}, {type: strided, stride: 6, reach: null}]}",
        "strided", "{pattern: strided, stride: 6}"},
       {"bigbird", "{block_size: 70}", "full", "{}"},
+      {"longformer", "{window: 1, global_token_ids: [0, 1, 2, 3, 4], share_global_proj: true}", "full", "{}"},
+      {"longformer", "{window: 69, dilation: [1, 1], share_global_proj: true}", "full", "{}"},
+      {"longformer", "{window: 4, share_global_proj: true}", "local", "{window: 4}"},
+      {"longformer", "{window: 2, global_positions: [3, 64], share_global_proj: true}", "hybrid",
+       "{combine: union, heads: [{type: local, window: 2}, {type: global, global_positions: [3, 64]}]}"},
+      {"longformer", "{window: 2, global_positions: [3, 64], global_token_ids: [2], share_global_proj: true}", "hybrid",
+       "{combine: union, heads: [{type: local, window: 2}, {type: global, global_positions: [3, 64], global_token_ids: [2]}]}"},
+      {"global", "{global_token_ids: [0, 1, 2, 3, 4]}", "full", "{}"},
+      {"global", "{global_token_ids: [1, 4]}", "hybrid", "{combine: union, heads: [{type: global, global_token_ids: [1, 4]}]}"},
+      {"global", "{global_token_ids: [1, 4], include_self: true}", "hybrid",
+       "{combine: union, heads: [{type: global, global_token_ids: [1, 4]}, {type: local, window: 0}]}"},
       {"bigbird", "{block_size: 7, window_blocks: 9}", "full", "{}"},
       {"bigbird", "{block_size: 9, window_blocks: 0, global_blocks: [], num_random: 8}", "full", "{}"},
       {"bigbird", "{block_size: 1, window_blocks: 3, global_blocks: [], num_random: 0}", "local", "{window: 3}"},
@@ -130,7 +141,7 @@ TEST(AttentionIdentities, LocalMatchesLoops) {
 
 TEST(AttentionIdentities, OneTokenGivesItsValue) {
   // v up to eps, learned factors times v, nothing
-  const char* others[] = {"linear_transformer", "linformer", "memory_compressed", "random", "aft", "include_self: false", "part: second"};
+  const char* others[] = {"linear_transformer", "linformer", "memory_compressed", "random", "aft", "include_self: false", "part: second", "longformer"};
   for (const Case& c : all_cases()) {
     const std::string text = c.type + c.config;
     if (std::any_of(std::begin(others), std::end(others), [&](const char* type) { return text.find(type) != std::string::npos; })) continue;

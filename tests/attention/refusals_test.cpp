@@ -81,6 +81,9 @@ TEST(AttentionRefusals, Globals) {
   EXPECT_EQ(refusal("{type: global}", {.dim = 8, .heads = 2, .head_dim = 4, .max_len = 16, .gmask = true}), "");
   EXPECT_EQ(refusal("{type: global, mode: external}"), "");
   EXPECT_SAYS(refusal("{type: global, mode: external, num_global: 0}"), "num_global: got 0, expected");
+  EXPECT_SAYS(refusal("{type: longformer, dilation: 0}"), "dilation: got 0, expected");
+  EXPECT_SAYS(refusal("{type: longformer, dilation: [1, 2, 3]}"), "the list has 3 entries, expected one for each of the 2 heads");
+  EXPECT_SAYS(refusal("{type: longformer, dilation: wide}"), "dilation");
   EXPECT_SAYS(refusal("{type: bigbird, block_size: 0}"), "block_size: got 0, expected");
   const Sizes s{.B = 2, .N = 6};
   const Case ids{.type = "global", .config = "{global_token_ids: [1]}"}, blocks{.type = "bigbird", .config = "{block_size: 2}"};

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "attention/blocks.h"
+#include "attention/projected.h"
 #include "tests/attention/cases.h"
 
 namespace tapeformer::suite {
@@ -84,6 +85,52 @@ TEST(SparseAttention, BigBirdMatchesLoops) {
       });
       EXPECT_LE(difference(core->attend(in, {}), want), 5e-6) << c;
     }
+}
+
+TEST(SparseAttention, LongformerMatchesLoops) {
+  struct Setting {
+    const char* config;
+    i64 window, dilation[2];
+    std::set<i64> global;
+  };
+  const i64 B = 4, N = 150;
+  for (const Setting& s :
+       {Setting{"window: 5, dilation: [3, 1], global_positions: [0, 77]", 5, {3, 1}, {0, 77}},
+        {"window: 40, dilation: 2, global_positions: [1, 2, 4, 63, 64, 120, -1, -1]", 40, {2, 2}, {1, 2, 4, 63, 64, 120, 149}},
+        {"window: 3, dilation: [200, 149]", 3, {200, 149}, {}},
+        {"window: 200, global_positions: [63]", 200, {1, 1}, {63}},
+        {"window: 0, global_positions: [0, 30, 60, 90, 120]", 0, {1, 1}, {0, 30, 60, 90, 120}}})
+    for (bool causal : {false, true}) {
+      const Case c{.type = "longformer", .config = fmt::format("{{{}, share_global_proj: true}}", s.config), .causal = causal};
+      const auto core = build(c, spec_of(c, {.N = N}));
+      AttentionInput in = random_input(*core, {.B = B, .N = N}, DType::F32);
+      in.mask = mixed_mask(B, N);
+      const Tensor want = softmax_loop(in.q, in.k, in.v, 0.5, [&](i64 b, i64 h, i64 i, i64 j) {
+        const i64 far = std::abs(i - j), D = s.dilation[h];
+        return on(in.mask, b * N + i) && on(in.mask, b * N + j) && (!causal || j <= i) &&
+               (s.global.count(i) || s.global.count(j) || (far % D == 0 && far / D <= s.window));
+      });
+      EXPECT_LE(difference(core->attend(in, {}), want), 5e-6) << c;
+    }
+}
+
+// The global projections start as copies of the local ones, for rotary positions too.
+TEST(SparseAttention, LongformerStartsWithSharedProjections) {
+  const Sizes s{.B = 3, .N = 40};
+  for (bool bias : {false, true})
+    for (bool rotary : {false, true})
+      for (const char* type : {"{type: longformer, window: 2, global_positions: [0, 30]",
+                               "{type: hybrid, heads: [{type: full}, {type: longformer, window: 2, global_positions: [0, 30]"}) {
+        const std::string hybrid = type[7] == 'h' ? "}]" : "", text = type;
+        const auto layer = [&](const std::string& keys) {
+          return std::make_unique<AttentionLayer>(ConfigNode::parse(text + keys + hybrid + "}", "run.yaml"), spec_of(Case{}, s), bias,
+                                                  rotary, RngKey(3));
+        };
+        const auto own = layer(""), shared = layer(", share_global_proj: true");
+        EXPECT_EQ(own->parameters().size(), shared->parameters().size() + (bias ? 6 : 3));
+        const Tensor x = random_tensor({s.B, s.N, s.dim()}, DType::F32, 4), mask = mixed_mask(s.B, s.N);
+        EXPECT_LE(difference(own->forward(x, mask, {}, {}), shared->forward(x, mask, {}, {})), 1e-6) << type << " rotary " << rotary;
+      }
 }
 
 std::vector<i64> row_of(const BlockLinks& l, i64 h, i64 r) {
