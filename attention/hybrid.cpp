@@ -34,10 +34,10 @@ class Union final : public kernels::Pattern {
     return best;
   }
   void row(i64 b, i64 h, i64 i, i64 k0, i64 k1, std::uint8_t* allowed) const override {
-    std::vector<std::uint8_t> one(static_cast<std::size_t>(k1 - k0));
+    thread_local std::vector<std::uint8_t> one;
     std::fill_n(allowed, k1 - k0, std::uint8_t{0});
     for (const auto& p : parts_) {
-      std::fill(one.begin(), one.end(), std::uint8_t{1});
+      one.assign(static_cast<std::size_t>(k1 - k0), std::uint8_t{1});
       if (p) p->row(b, h, i, k0, k1, one.data());
       for (std::size_t j = 0; j < one.size(); ++j) allowed[j] |= one[j];
     }
@@ -117,7 +117,40 @@ std::vector<ConfigNode> expand(const std::vector<ConfigNode>& heads) {
   return out;
 }
 
-Tensor heads_of(const Tensor& t, i64 from, i64 to) { return t.defined() ? ops::slice(t, 1, from, to) : t; }
+Tensor heads_of(const Tensor& t, i64 from, i64 to, int axis = 1) { return t.defined() ? ops::slice(t, axis, from, to) : t; }
+
+// Side inputs with a row for each head, and the axis of the heads: fixed draws and projections that are given.
+constexpr std::pair<const char*, int> kByHead[] = {{"gumbel", 1},    {"rotations", 0}, {"rand_blocks", 0}, {"centroids", 0},
+                                                   {"edge_bias", 0}, {"qg", 1},        {"kg", 1},          {"vg", 1}};
+
+// Keys of a head's own that stand before the sequence, where the variant has external tokens. In a hybrid they are no rows of the model:
+// the core runs on g more rows, which are keys only.
+class OwnTokens {
+ public:
+  OwnTokens(Module* owner, const std::string& path, i64 tokens, const AttentionSpec& s, RngKey key)
+      : tokens_(tokens),
+        ek_(owner, path + ".ek", {1, tokens, s.head_dim}, Init::normal(0.02), key, false),
+        ev_(owner, path + ".ev", {1, tokens, s.dv()}, Init::normal(0.02), key, false) {}
+
+  Tensor attend(const AttentionCore& core, AttentionInput in, const Ctx& ctx) const {
+    const i64 B = in.q.dim(0), N = in.q.dim(2), g = tokens_;
+    const auto put = [&](Tensor& t, const Tensor& front) {
+      t = ops::concat({ops::expand(ops::reshape(front, {1, 1, g, t.dim(3)}), {B, 1, g, t.dim(3)}), t}, 2);
+    };
+    put(in.q, Tensor::zeros({g, in.q.dim(3)}, in.q.dtype()));
+    put(in.k, ek_.get());
+    put(in.v, ev_.get());
+    const Tensor mask = in.mask.defined() ? in.mask : Tensor::full({B, N}, 1, DType::U8);
+    in.mask = ops::concat({Tensor::zeros({B, g}, DType::U8), mask}, 1);
+    in.key_mask = ops::concat({Tensor::full({B, g}, 1, DType::U8), mask}, 1);
+    in.external = g;
+    return ops::slice(core.attend(in, ctx), 2, g, g + N);
+  }
+
+ private:
+  i64 tokens_;
+  Weight ek_, ev_;
+};
 
 // Runs each head's core on its slice. Neighbouring heads with the same parameter-free config run as one call.
 class Hybrid final : public AttentionCore {
@@ -150,11 +183,15 @@ class Hybrid final : public AttentionCore {
     std::vector<Tensor> out;
     for (const PartOf& p : parts_) {
       AttentionInput one = in;
+      require_side(**p.core, in);
       one.q = heads_of(in.q, p.from, p.to);
       one.k = heads_of(in.k, p.from, p.to);
       one.v = heads_of(in.v, p.from, p.to);
+      for (const auto& [name, axis] : kByHead)
+        if (const auto it = one.side.find(name); it != one.side.end()) it->second = heads_of(it->second, p.from, p.to, axis);
       one.extra = nullptr;
-      out.push_back((*p.core)->attend(one, ctx.at(p.from)));
+      const Ctx here = ctx.at(p.from);
+      out.push_back(p.tokens ? p.tokens->attend(**p.core, one, here) : (*p.core)->attend(one, here));
     }
     return out.size() == 1 ? out[0] : ops::concat(out, 1);
   }
@@ -182,6 +219,7 @@ class Hybrid final : public AttentionCore {
   struct PartOf {
     i64 from, to;  // heads
     std::unique_ptr<Child<AttentionCore>> core;
+    std::unique_ptr<OwnTokens> tokens;
   };
 
   // The union of several pattern cores, as a pattern core of its own.
@@ -190,10 +228,13 @@ class Hybrid final : public AttentionCore {
     UnionCore(const std::vector<ConfigNode>& parts, const AttentionSpec& spec, std::optional<double> scale, RngKey key)
         : PatternCore(spec, scale) {
       for (std::size_t i = 0; i < parts.size(); ++i) {
-        std::unique_ptr<AttentionCore> core = build_attention(parts[i], spec, key.fold_in(i));
+        AttentionSpec one = spec;
+        one.hybrid = true;
+        one.place = spec.place.fold_in(i);
+        std::unique_ptr<AttentionCore> core = build_attention(parts[i], one, key.fold_in(i));
         const bool is_full = attention_type(parts[i]) == "full";
         auto* pattern = dynamic_cast<PatternCore*>(core.get());
-        if (!pattern && !is_full)
+        if ((!pattern && !is_full) || core->external_tokens() > 0)
           throw ConfigError(
               fmt::format("{}: '{}' is no pattern of keys and cannot be part of a union", parts[i].place(), core->info().name));
         if (parts[i]["scale"] && !parts[i]["scale"].is_null())
@@ -241,8 +282,22 @@ class Hybrid final : public AttentionCore {
     std::vector<const PatternCore*> patterns_;  // null = full
   };
 
-  void add(i64 from, i64 to, const std::string& name, std::unique_ptr<AttentionCore> core) {
-    parts_.push_back({from, to, std::make_unique<Child<AttentionCore>>(this, name, std::move(core))});
+  void add(i64 from, i64 to, const std::string& name, std::unique_ptr<AttentionCore> core, std::unique_ptr<OwnTokens> tokens = nullptr) {
+    parts_.push_back({from, to, std::make_unique<Child<AttentionCore>>(this, name, std::move(core)), std::move(tokens)});
+  }
+
+  // What a head cannot be: its rows would not fit beside those of the others.
+  void check_head(const ConfigNode& head, const AttentionCore& core) const {
+    if (core.shortens())
+      throw ConfigError(fmt::format("{}: '{}' gives fewer rows than other heads", head.place(), core.info().name));
+    if (core.value_dim() > 0 && core.value_dim() != spec_.dv())
+      throw ConfigError(fmt::format("{}: this head gives {} values, the others {}", head.place(), core.value_dim(), spec_.dv()));
+  }
+
+  static bool has_no_weights(AttentionCore& core) {  // nothing learned or kept for each head; a seed is no such thing
+    const auto buffers = core.buffers();
+    return core.parameters().empty() && core.external_tokens() == 0 &&
+           std::all_of(buffers.begin(), buffers.end(), [](const NamedBuffer& b) { return b.tensor->rank() == 0; });
   }
 
   void per_head(const std::vector<ConfigNode>& heads, RngKey key) {
@@ -250,21 +305,23 @@ class Hybrid final : public AttentionCore {
     if (H != spec_.heads) throw ConfigError(fmt::format("heads: the list gives {} heads after repeat, the model has {}", H, spec_.heads));
     if (config_.scale) throw ConfigError("scale: with combine: per_head each head has its own scale");
     for (i64 h = 0; h < H;) {
+      const ConfigNode& head = heads[static_cast<std::size_t>(h)];
+      const RngKey own = key.fold_in(static_cast<std::uint64_t>(h));
       AttentionSpec one = spec_;
       one.heads = 1;
-      std::unique_ptr<AttentionCore> core =
-          build_attention(heads[static_cast<std::size_t>(h)], one, key.fold_in(static_cast<std::uint64_t>(h)));
-      if (core->shortens())
-        throw ConfigError(
-            fmt::format("{}: '{}' gives fewer rows than other heads", heads[static_cast<std::size_t>(h)].place(), core->info().name));
+      one.hybrid = true;
+      one.place = spec_.place.fold_in(static_cast<std::uint64_t>(h));
+      std::unique_ptr<AttentionCore> core = build_attention(head, one, own);
+      check_head(head, *core);
       i64 to = h + 1;
-      const bool shareable = core->parameters().empty() && core->buffers().empty();
-      while (shareable && to < H && heads[static_cast<std::size_t>(to)] == heads[static_cast<std::size_t>(h)]) ++to;
+      while (to < H && has_no_weights(*core) && heads[static_cast<std::size_t>(to)] == head) ++to;
       if (to > h + 1) {
         one.heads = to - h;
-        core = build_attention(heads[static_cast<std::size_t>(h)], one, key.fold_in(static_cast<std::uint64_t>(h)));
+        core = build_attention(head, one, own);
       }
-      add(h, to, "heads." + std::to_string(h), std::move(core));
+      const std::string name = "heads." + std::to_string(h);
+      const i64 tokens = core->external_tokens();
+      add(h, to, name, std::move(core), tokens > 0 ? std::make_unique<OwnTokens>(this, name, tokens, one, own) : nullptr);
       h = to;
     }
   }

@@ -71,6 +71,8 @@ TEST(AttentionRefusals, Hybrids) {
   EXPECT_SAYS(refusal("{type: hybrid, combine: union, heads: [{type: local, scale: 0.1}]}"), "in a union the scale belongs to the hybrid");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full}, {type: lstm}]}"),
               "'lstm' does not work on heads and cannot be one of a hybrid");
+  EXPECT_SAYS(refusal("{type: hybrid, combine: union, heads: [{type: global, mode: external}]}"), "cannot be part of a union");
+  EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: full}, {type: global}]}"), "global_positions, global_token_ids: got neither");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [full, local]}"), "expected {type: ...}");
   EXPECT_EQ(refusal("{type: hybrid, heads: [{type: sinkhorn, sortcut: 0}, {type: full}]}", causal_spec()), "");
   EXPECT_SAYS(refusal("{type: hybrid, heads: [{type: sinkhorn, sortcut: 2}, {type: full}]}", causal_spec()), "sortcut has no causal form");
