@@ -1,5 +1,6 @@
 #include "train/run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 
@@ -24,10 +25,19 @@ class Recorder final : public TrainObserver {  // observes a run into its direct
   void on_step(const StepReport& r) override {
     folder_.write(r);
     progress_.step(r);
+    step_ms_.push_back(std::chrono::duration<double, std::milli>(Clock::now() - last_).count());
+    last_ = Clock::now();
   }
   void on_validation(const ValidationReport& v) override {
     folder_.write(v, s_.data.valid != nullptr);
     progress_.validation(v, s_.data.valid != nullptr);
+    last_ = Clock::now();
+  }
+  double median_step_ms() {
+    if (step_ms_.empty()) return 0;
+    const auto middle = step_ms_.begin() + static_cast<std::ptrdiff_t>(step_ms_.size() / 2);
+    std::nth_element(step_ms_.begin(), middle, step_ms_.end());
+    return *middle;
   }
   void save_last(const TrainState& state) override {
     folder_.sync();  // the metrics of a checkpoint are on disk before it
@@ -41,9 +51,12 @@ class Recorder final : public TrainObserver {  // observes a run into its direct
   bool stop_requested() override { return InterruptGuard::received() != 0; }
 
  private:
+  using Clock = std::chrono::steady_clock;
   Session& s_;
   RunDirectory& folder_;
   Progress progress_;
+  Clock::time_point last_ = Clock::now();
+  std::vector<double> step_ms_;
 };
 
 std::string run_folder(const RunOptions& o) {
@@ -74,7 +87,7 @@ void log_opening(const Session& s, const std::string& folder, const TrainState& 
   log::info(fmt::format("{} steps ({} an epoch), from step {}", s.trainer->total_steps(), s.trainer->steps_in_epoch(0), state.step));
 }
 
-void log_closing(const Session& s, const TrainState& state, Ending ending, double seconds) {
+void log_closing(const Session& s, const TrainState& state, Ending ending, double seconds, double step_ms) {
   const char* const how = ending == Ending::Finished   ? "finished"
                           : ending == Ending::Patience ? "stopped early (patience)"
                                                        : "interrupted, checkpoint saved";
@@ -83,7 +96,7 @@ void log_closing(const Session& s, const TrainState& state, Ending ending, doubl
     const double value = s.config.train.metric == "loss" ? -state.best_score : state.best_score;
     best = fmt::format("; best {} {:.4f} at step {}", s.config.train.metric, value, state.best_step);
   }
-  log::info(fmt::format("{} at step {}{}; {}, peak memory {}", how, state.step, best, human_time(seconds),
+  log::info(fmt::format("{} at step {}{}; {}, {:.1f} ms a step, peak memory {}", how, state.step, best, human_time(seconds), step_ms,
                         human_bytes(static_cast<double>(peak_memory()))));
 }
 
@@ -162,11 +175,13 @@ int run_training(const RunOptions& o) {
   const auto start = std::chrono::steady_clock::now();
   const InterruptGuard interrupts;
   Ending ending;
+  double step_ms = 0;
   {
     Recorder recorder(session, folder, state);
     ending = session.trainer->run(state, recorder);
+    step_ms = recorder.median_step_ms();
   }
-  log_closing(session, state, ending, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  log_closing(session, state, ending, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), step_ms);
   return ending == Ending::Stopped ? 128 + InterruptGuard::received() : 0;
 }
 
