@@ -70,7 +70,7 @@ class LinearTransformer final : public AttentionCore {
     if (config_.feature_map == "relu") return ops::relu(x);
     if (config_.feature_map == "exp") return ops::exp(x);
     if (config_.feature_map == "identity") return x;
-    return ops::scale(ops::elu(x), 1, 1);
+    return ops::elu1(x);
   }
   Config config_;
   bool causal_;

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "core/kernels/attention.h"
 #include "core/kernels/graph_attention.h"
+#include "core/kernels/linear_attention.h"
 #include "core/kernels/recurrent.h"
 #include "core/rng.h"
 #include "core/tensor.h"
@@ -48,6 +48,7 @@ Tensor silu(const Tensor& x);
 Tensor tanh(const Tensor& x);
 Tensor sigmoid(const Tensor& x);
 Tensor elu(const Tensor& x);
+Tensor elu1(const Tensor& x);  // elu(x) + 1, positive
 Tensor softplus(const Tensor& x);
 
 // Products.
@@ -152,20 +153,27 @@ struct AttentionPart {
 Tensor attention_parts(const Tensor& q, const Tensor& k, const Tensor& v, std::vector<AttentionPart> parts, const AttentionOptions& = {},
                        Tensor* empty = nullptr);
 
-// o_i = sum_j (q_i.k_j) v_j / (sum_j q_i.k_j + eps) over real keys j (j <= i when causal), in time N d dv
-// (core/kernels/linear_attention.h). q and k are features already, not negative when normalize is on. Padded rows give 0.
+// o_i = sum_j (phi(q_i).phi(k_j)) v_j / denominator_i over real keys j (j <= i when causal), in time N d dv
+// (core/kernels/linear_attention.h has the forms and denominators). Padded rows give 0.
 struct LinearAttentionOptions {
-  Tensor mask;  // u8 [B, N], 1 = real
+  Tensor mask;                                               // u8 [B, N], 1 = real
+  kernels::LinearForm form = kernels::LinearForm::Features;  // q and k are features (not negative when normalize is on), or exponents
   bool causal = false, normalize = true;
-  double eps = 1e-6, scale = 1;  // scale: instead of the denominator when normalize is off
+  double eps = 1e-6, scale = 1;  // Features. scale: instead of the denominator when normalize is off
+  std::optional<double> floor;   // Features: the denominator is at least floor times the number of visible keys, instead of + eps
+  Tensor gate;                   // Features, causal: logits [B, H, N]; the state and the number of keys decay by sigmoid(gate)
   i64 chunk = 64;
-  Tensor S0, z0;  // [B,H,d,dv], [B,H,d]: the state to start from; causal only
+  Tensor S0, z0;  // Features, causal: [B,H,d,dv], [B,H,d]: the state to start from
 };
 struct LinearAttentionState {
   Tensor S, z;
 };
 Tensor linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const LinearAttentionOptions& = {},
-                        LinearAttentionState* last = nullptr);
+                        LinearAttentionState* last = nullptr);  // last: Features alone
+
+// x [..., d] -> [..., C(d + degree, degree)]: every monomial x^a / sqrt(a!) up to the degree, 1 first, so that the products of the rows of
+// x and y are sum over n <= degree of (x.y)^n / n!.
+Tensor monomials(const Tensor& x, i64 degree);
 
 // y_i = sum_j exp(w_ij + k_j) v_j / sum_j exp(w_ij + k_j) over real keys j (j <= i when causal), feature by feature: the weights are a
 // table of positions and the keys themselves, without a product of queries and keys (core/kernels/position_attention.h). k, v [B, H, N, d];

@@ -1,5 +1,6 @@
 #include "layers/module.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
@@ -15,6 +16,12 @@ void StepEffects::propose(Tensor* buffer, Tensor sums, Tensor counts, std::funct
     return;
   }
   proposals_.push_back({buffer, sums.clone(), counts.clone(), std::move(apply)});
+}
+
+void StepEffects::assign(Tensor* buffer, Tensor value) {
+  const auto same = [&](const Proposal& p) { return p.buffer == buffer; };
+  proposals_.erase(std::remove_if(proposals_.begin(), proposals_.end(), same), proposals_.end());
+  proposals_.push_back({buffer, std::move(value), Tensor(), [](Tensor& b, const Tensor& v, const Tensor&) { b.copy_from(v); }});
 }
 
 void StepEffects::commit() {

@@ -26,7 +26,8 @@ class StepEffects {
   // buffer <- decided from summed `sums` and `counts` by commit, after the step. Merged over micro-batches by adding.
   void propose(Tensor* buffer, Tensor sums, Tensor counts,
                std::function<void(Tensor& buffer, const Tensor& sums, const Tensor& counts)> commit);
-  void commit();  // applies and clears the proposals; clears losses
+  void assign(Tensor* buffer, Tensor value);  // buffer <- value after the step; proposed again in a window: the last one counts
+  void commit();                              // applies and clears the proposals; clears losses
   std::vector<Loss> losses;
 
  private:

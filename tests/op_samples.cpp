@@ -292,6 +292,8 @@ void add_arithmetic(std::vector<OpRow>& rows) {
   rows.push_back(unary_row(
       "elu", ops::elu, [](D x) { return x > 0 ? x : std::exp(x) - 1; }, off_zero));
   rows.push_back(unary_row(
+      "elu1", ops::elu1, [](D x) { return x > 0 ? x + 1 : std::exp(x); }, off_zero));
+  rows.push_back(unary_row(
       "softplus", ops::softplus, [](D x) { return std::log(1 + std::exp(x)); }, any));
 }
 

@@ -1,4 +1,6 @@
 // Rows for attention.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -321,22 +323,31 @@ OpRow attention_parts_row() {
   return row;
 }
 
+using kernels::LinearForm;
+
 struct LinearCase {
   std::string label;
   Shape q, v;
   bool causal = false, masked = false, normalize = true, state = false;
   double scale = 1;
   i64 chunk = 64;
+  LinearForm form = LinearForm::Features;
+  double floor = -1;
+  bool gate = false;
+  double size = 1;  // of the exponents
 };
 
-Tensor attend_linear(const Inputs& in, const LinearCase& c) {  // q, k, v, then mask, then S0 and z0
+Tensor attend_linear(const Inputs& in, const LinearCase& c) {  // q, k, v, then mask, then S0 and z0, or the gate
   ops::LinearAttentionOptions o;
+  o.form = c.form;
   o.causal = c.causal;
   o.normalize = c.normalize;
   o.scale = c.scale;
   o.eps = 0.01;
   o.chunk = c.chunk;
+  if (c.floor >= 0) o.floor = c.floor;
   if (c.masked) o.mask = in[3];
+  if (c.gate) o.gate = in.back();
   if (c.state) {
     o.S0 = in[in.size() - 2];
     o.z0 = in[in.size() - 1];
@@ -344,39 +355,85 @@ Tensor attend_linear(const Inputs& in, const LinearCase& c) {  // q, k, v, then 
   return ops::linear_attention(in[0], in[1], in[2], o);
 }
 
+// What the engine reorders, pair by pair in double.
 Plain linear_of(const Plains& in, const LinearCase& c) {
   const i64 N = c.q[2], d = c.q[3];
   return plain(c.v, [&](const Index& i) {
     const auto real = [&](i64 n) { return !c.masked || at(in[3], {i[0], n}) != 0; };
+    const auto visible = [&](i64 j) { return real(j) && (!c.causal || j <= i[2]); };
+    const auto number = [&](std::size_t which, i64 n, i64 e) { return at(in[which], {i[0], i[1], n, e}); };
+    const auto keep = [&](i64 n) { return c.gate && real(n) ? 1 / (1 + std::exp(-at(in.back(), {i[0], i[1], n}))) : 1.0; };
     if (!real(i[2])) return 0.0;
-    double sum = 0, total = 0.01;
+    double sum = 0, total = c.floor >= 0 || c.form != LinearForm::Features ? 0 : 0.01, count = 0;
     for (i64 e = 0; c.state && e < d; ++e) {
-      sum += at(in[0], {i[0], i[1], i[2], e}) * at(in[in.size() - 2], {i[0], i[1], e, i[3]});
-      total += at(in[0], {i[0], i[1], i[2], e}) * at(in.back(), {i[0], i[1], e});
+      sum += number(0, i[2], e) * at(in[in.size() - 2], {i[0], i[1], e, i[3]});
+      total += number(0, i[2], e) * at(in.back(), {i[0], i[1], e});
     }
+    std::vector<double> own(static_cast<std::size_t>(d), 0.0);  // PerFeature: sum of exp(k) over the visible keys
+    double highest = -1e300;                                    // Exponents
+    for (i64 j = 0; j < N; ++j)
+      for (i64 e = 0; visible(j) && e < d; ++e) {
+        own[static_cast<std::size_t>(e)] += std::exp(number(1, j, e));
+        highest = std::max(highest, number(0, i[2], e) + number(1, j, e));
+      }
     for (i64 j = 0; j < N; ++j) {
-      if (!real(j) || (c.causal && j > i[2])) continue;
-      double s = 0;
-      for (i64 e = 0; e < d; ++e) s += at(in[0], {i[0], i[1], i[2], e}) * at(in[1], {i[0], i[1], j, e});
-      sum += s * at(in[2], {i[0], i[1], j, i[3]});
-      total += s;
+      if (!visible(j)) continue;
+      double fade = c.gate ? 1 - keep(j) : 1, s = 0;
+      for (i64 t = j + 1; t <= i[2] && c.gate; ++t) fade *= keep(t);
+      for (i64 e = 0; e < d; ++e) {
+        const double q = number(0, i[2], e), k = number(1, j, e);
+        s += c.form == LinearForm::Features    ? q * k
+             : c.form == LinearForm::Exponents ? std::exp(q + k - highest)
+                                               : q * std::exp(k) / own[static_cast<std::size_t>(e)];
+      }
+      sum += fade * s * at(in[2], {i[0], i[1], j, i[3]});
+      total += fade * s;
+      count += fade;
     }
-    return c.normalize ? sum / total : sum * c.scale;
+    if (c.form == LinearForm::PerFeature) return sum;
+    if (c.floor >= 0) total = std::max(total, c.floor * count);
+    return c.normalize ? (total == 0 ? 0 : sum / total) : sum * c.scale;
   });
 }
 
 OpRow linear_attention_row() {
   OpRow row{"linear_attention", true, {}, {}, {}};
-  const std::vector<LinearCase> cases{{"plain", {2, 2, 5, 3}, {2, 2, 5, 2}},
-                                      {"one of each", {1, 1, 1, 1}, {1, 1, 1, 1}},
-                                      {"causal in chunks", {2, 1, 7, 2}, {2, 1, 7, 3}, true, false, true, false, 1, 3},
-                                      {"masked", {2, 2, 4, 2}, {2, 2, 4, 2}, false, true},
-                                      {"causal, masked, from a state", {2, 1, 5, 2}, {2, 1, 5, 3}, true, true, true, true, 1, 2},
-                                      {"not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, false, true, false, false, 0.7},
-                                      {"causal, not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, true, false, false, false, 0.7, 2}};
+  std::vector<LinearCase> cases{{"plain", {2, 2, 5, 3}, {2, 2, 5, 2}},
+                                {"one of each", {1, 1, 1, 1}, {1, 1, 1, 1}},
+                                {"causal in chunks", {2, 1, 7, 2}, {2, 1, 7, 3}, true, false, true, false, 1, 3},
+                                {"masked", {2, 2, 4, 2}, {2, 2, 4, 2}, false, true},
+                                {"causal, masked, from a state", {2, 1, 5, 2}, {2, 1, 5, 3}, true, true, true, true, 1, 2},
+                                {"not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, false, true, false, false, 0.7},
+                                {"causal, not normalised", {1, 2, 4, 3}, {1, 2, 4, 2}, true, false, false, false, 0.7, 2}};
+  const auto further = [&](std::string label, LinearForm form, i64 N, auto set) {
+    LinearCase c{std::move(label), {2, 2, N, 3}, {2, 2, N, 2}, true, true};
+    c.form = form;
+    c.chunk = 2;
+    set(c);
+    cases.push_back(std::move(c));
+  };
+  further("floor", LinearForm::Features, 5, [](LinearCase& c) { c.floor = 0.9, c.causal = c.masked = false; });
+  further("floor, causal, masked", LinearForm::Features, 5, [](LinearCase& c) { c.floor = 0.9; });
+  further("floor 0", LinearForm::Features, 5, [](LinearCase& c) { c.floor = 0, c.causal = false; });
+  further("gate", LinearForm::Features, 7, [](LinearCase& c) { c.gate = true; });
+  further("gate and floor", LinearForm::Features, 7, [](LinearCase& c) { c.gate = true, c.floor = 0.9; });
+  for (const auto& [name, form] : {std::pair{"exponents", LinearForm::Exponents}, std::pair{"per feature", LinearForm::PerFeature}}) {
+    further(std::string(name), form, 5, [](LinearCase& c) { c.causal = c.masked = false; });
+    further(std::string(name) + ", masked", form, 5, [](LinearCase& c) { c.causal = false; });
+    further(std::string(name) + ", causal, masked", form, 7, [](LinearCase&) {});
+    further(std::string(name) + ", causal, steep", form, 12, [](LinearCase& c) { c.chunk = 8, c.size = 50; });  // chunks are cut
+  }
+  // Long enough for parts side by side.
+  further("parts, not causal", LinearForm::Exponents, 300, [](LinearCase& c) { c.causal = false, c.q[3] = 1; });
+  for (LinearForm form : {LinearForm::Features, LinearForm::Exponents, LinearForm::PerFeature})
+    further("parts", form, 50, [form](LinearCase& c) { c.q[1] = c.v[1] = 1, c.size = form == LinearForm::Features ? 1 : 10; });
+  further("parts and gate", LinearForm::Features, 50, [](LinearCase& c) { c.q[1] = c.v[1] = 1, c.gate = true, c.floor = 0.5; });
   for (const LinearCase& c : cases) {
     Inputs in{numbers(c.q, 1, 0.1, 1), numbers(c.q, 2, 0.1, 1), numbers(c.v, 3)};
+    if (c.form == LinearForm::Exponents) in[0] = numbers(c.q, 1, -c.size, c.size);
+    if (c.form != LinearForm::Features) in[1] = numbers(c.q, 2, -c.size, c.size);
     if (c.masked) in.push_back(flags({c.q[0], c.q[2]}, 4));
+    if (c.gate) in.push_back(numbers({c.q[0], c.q[1], c.q[2]}, 7));
     if (c.state) {
       in.push_back(numbers({c.q[0], c.q[1], c.q[3], c.v[3]}, 5));
       in.push_back(numbers({c.q[0], c.q[1], c.q[3]}, 6, 0.1, 1));
@@ -400,6 +457,24 @@ OpRow linear_attention_row() {
       {[=] { run([](auto& o) {
                o.S0 = numbers({2, 2, 4, 4}, 1);
              }); }, "[linear_attention] a state is S0 and z0 together, with causal"},
+      {[=] { run([](auto& o) {
+               o.gate = numbers({2, 2, 3}, 1);
+             }); }, "[linear_attention] a gate is for causal sequences from their start"},
+      {[=] {
+         run([](auto& o) {
+           o.gate = numbers({2, 3}, 1);
+           o.causal = true;
+         });
+       },
+       "[linear_attention] gate is f64 [2, 3], expected f64 [2, 2, 3]"},
+      {[=] { run([](auto& o) { o.floor = -1; }); }, "[linear_attention] floor is -1, expected at least 0"},
+      {[=] {
+         run([](auto& o) {
+           o.form = LinearForm::Exponents;
+           o.floor = 1;
+         });
+       },
+       "[linear_attention] exponents have a denominator of their own"},
       {[s] { ops::linear_attention(numbers(s, 1), Tensor::zeros(s), numbers(s, 1)); }, "f64"}};
   row.large = [](i64 n) {
     const i64 length = std::max<i64>(8, n / (2 * 4 * 32));
@@ -546,6 +621,52 @@ OpRow graph_attention_row() {
   return row;
 }
 
+OpRow monomials_row() {
+  OpRow row{"monomials", true, {}, {}, {}};
+  const auto of = [](i64 degree) {
+    return [degree](const Plains& in) {
+      const Plain& x = in[0];
+      const i64 d = x.shape[x.shape.rank() - 1];
+      std::vector<std::vector<i64>> all{{}};  // ascending variables, with repetition
+      for (std::size_t from = 0; from < all.size(); ++from)
+        for (i64 e = all[from].empty() ? 0 : all[from].back(); static_cast<i64>(all[from].size()) < degree && e < d; ++e) {
+          all.push_back(all[from]);
+          all.back().push_back(e);
+        }
+      Shape shape = x.shape;
+      shape[shape.rank() - 1] = static_cast<i64>(all.size());
+      return plain(shape, [&](Index i) {
+        double y = 1, square = 1;
+        const std::vector<i64>& variables = all[static_cast<std::size_t>(i.back())];
+        for (std::size_t n = 0; n < variables.size(); ++n) {
+          i.back() = variables[n];
+          y *= at(x, i);
+          square *=
+              static_cast<double>(std::count(variables.begin(), variables.begin() + static_cast<std::ptrdiff_t>(n) + 1, variables[n]));
+        }
+        return y / std::sqrt(square);
+      });
+    };
+  };
+  for (const auto& [shape, degree] :
+       {std::pair{Shape{2, 3}, i64{2}}, std::pair{Shape{2, 2, 2}, i64{5}}, std::pair{Shape{3, 4}, i64{0}}, std::pair{Shape{4, 1}, i64{3}}})
+    row.samples.push_back({fmt::format("{}, degree {}", shape.str(), degree),
+                           {numbers(shape, 1)},
+                           [n = degree](const Inputs& x) { return ops::monomials(x[0], n); },
+                           of(degree),
+                           32});
+  Tensor zeros = numbers({2, 3}, 1);
+  zeros.slice(1, 1, 2).fill(0);
+  row.samples.push_back({"zeros", {zeros}, [](const Inputs& x) { return ops::monomials(x[0], 3); }, of(3), 32});
+  row.errors = {{[] { ops::monomials(numbers({2, 3}, 1), -1); }, "[monomials] got x [2, 3] and degree -1"}};
+  row.large = [](i64 n) {
+    return make_large(
+        {numbers({n / 16, 16}, 1)}, [](const Inputs& in) { return ops::monomials(in[0], 2); }, 2.0 * 153 * static_cast<double>(n / 16),
+        n / 16 * 153);
+  };
+  return row;
+}
+
 }  // namespace
 
 void add_attention(std::vector<OpRow>& rows) {
@@ -553,6 +674,7 @@ void add_attention(std::vector<OpRow>& rows) {
   rows.push_back(attention_parts_row());
   rows.push_back(graph_attention_row());
   rows.push_back(linear_attention_row());
+  rows.push_back(monomials_row());
 }
 
 }  // namespace tapeformer::samples

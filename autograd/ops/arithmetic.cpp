@@ -133,8 +133,8 @@ Tensor run_unary(Unary f, const Tensor& x, std::string_view op) {
   return y;
 }
 
-constexpr std::string_view kUnaryNames[] = {"relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "elu", "softplus",
-                                            "exp",  "log",  "sqrt",      "neg",  "abs",  "sin",     "cos"};
+constexpr std::string_view kUnaryNames[] = {"relu",     "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "elu", "elu1",
+                                            "softplus", "exp",  "log",       "sqrt", "neg",  "abs",     "sin", "cos"};
 
 struct UnaryNode final : Node {  // keeps its input; whoever needs its output again computes it from there
   static constexpr std::string_view kName = "unary";
@@ -298,6 +298,7 @@ Tensor silu(const Tensor& x) { return unary(Unary::Silu, x); }
 Tensor tanh(const Tensor& x) { return unary(Unary::Tanh, x); }
 Tensor sigmoid(const Tensor& x) { return unary(Unary::Sigmoid, x); }
 Tensor elu(const Tensor& x) { return unary(Unary::Elu, x); }
+Tensor elu1(const Tensor& x) { return unary(Unary::Elu1, x); }
 Tensor softplus(const Tensor& x) { return unary(Unary::Softplus, x); }
 
 Tensor equal(const Tensor& a, const Tensor& b) {

@@ -68,6 +68,7 @@ HWY_INLINE V value(D d, V x) {
   if constexpr (F == Unary::Tanh) return hn::Tanh(d, x);
   if constexpr (F == Unary::Sigmoid) return sigmoid(d, x);
   if constexpr (F == Unary::Elu) return hn::IfThenElse(hn::Gt(x, zero), x, hn::Expm1(d, hn::Max(hn::Min(x, zero), hn::Set(d, -87.0f))));
+  if constexpr (F == Unary::Elu1) return hn::IfThenElse(hn::Gt(x, zero), hn::Add(x, one), decay(d, hn::Min(x, zero)));
   if constexpr (F == Unary::Softplus) {
     const V e = decay(d, hn::Neg(hn::Abs(x)));
     return hn::Add(hn::Max(x, zero), hn::Log1p(d, e));
@@ -105,7 +106,7 @@ HWY_INLINE V slope(D d, V x) {
     const V s = sigmoid(d, x);
     return hn::Mul(s, hn::Sub(one, s));
   }
-  if constexpr (F == Unary::Elu) return hn::IfThenElse(hn::Gt(x, zero), one, decay(d, hn::Min(x, zero)));
+  if constexpr (F == Unary::Elu || F == Unary::Elu1) return hn::IfThenElse(hn::Gt(x, zero), one, decay(d, hn::Min(x, zero)));
   if constexpr (F == Unary::Softplus) return sigmoid(d, x);
   if constexpr (F == Unary::Exp) return exponential(d, x);
   if constexpr (F == Unary::Sqrt) return hn::Div(half, hn::Sqrt(x));
@@ -176,6 +177,9 @@ bool choose(Unary f, A... a) {
       return true;
     case Unary::Elu:
       Run<Unary::Elu>::go(a...);
+      return true;
+    case Unary::Elu1:
+      Run<Unary::Elu1>::go(a...);
       return true;
     case Unary::Softplus:
       Run<Unary::Softplus>::go(a...);
@@ -326,6 +330,8 @@ T unary_value(Unary f, T x) {
       return sigmoid_of(x);
     case Unary::Elu:
       return x > 0 ? x : std::expm1(x);
+    case Unary::Elu1:
+      return x > 0 ? x + 1 : std::exp(x);
     case Unary::Softplus:
       return std::max(x, T(0)) + std::log1p(std::exp(-std::abs(x)));
     case Unary::Exp:
@@ -366,6 +372,7 @@ T unary_slope(Unary f, T x) {
     case Unary::Sigmoid:
       return sigmoid_of(x) * (1 - sigmoid_of(x));
     case Unary::Elu:
+    case Unary::Elu1:
       return x > 0 ? T(1) : std::exp(x);
     case Unary::Softplus:
       return sigmoid_of(x);

@@ -6,7 +6,7 @@
 
 namespace tapeformer::kernels {
 
-enum class Unary { Relu, Gelu, GeluTanh, Silu, Tanh, Sigmoid, Elu, Softplus, Exp, Log, Sqrt, Neg, Abs, Sin, Cos };
+enum class Unary { Relu, Gelu, GeluTanh, Silu, Tanh, Sigmoid, Elu, Elu1, Softplus, Exp, Log, Sqrt, Neg, Abs, Sin, Cos };
 enum class Binary { Add, Sub, Mul, Div, Max, Min };
 
 template <class T>

@@ -14,7 +14,7 @@ std::vector<Case>& further_cases() {
   return cases;
 }
 
-bool has_causal_form(const Case& c) { return attention_registry().get(c.type).info.causal && !c.both_ways; }
+bool has_causal_form(const Case& c) { return attention_registry().get(c.type).info.causal && !c.both_ways && !c.causal; }
 
 i64 samples_of(const AttentionInput& in) { return in.any().dim(0); }
 

@@ -11,8 +11,8 @@
 namespace tapeformer::suite {
 
 struct Case {
-  std::string type, config;  // config: YAML flow, without `type`
-  bool causal = false;
+  std::string type, config;    // config: YAML flow, without `type`
+  bool causal = false;         // in the table: only causal
   bool exact_gradient = true;  // false: a straight-through gradient, no derivative
   bool quadratic = false;      // keeps N x N by design
   bool both_ways = false;      // this setting has no causal form, though the variant has

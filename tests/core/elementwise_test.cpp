@@ -63,6 +63,7 @@ const std::vector<Function>& functions() {
       {Unary::Tanh, "tanh", [](D x) { return std::tanh(x); }, [](D x) { return 1 / (std::cosh(x) * std::cosh(x)); }, 5, 3e-7, false},
       {Unary::Sigmoid, "sigmoid", sigmoid, [](D x) { return sigmoid(x) * sigmoid(-x); }, 5, 2e-7, false},
       {Unary::Elu, "elu", [](D x) { return x > 0 ? x : std::expm1(x); }, [](D x) { return x > 0 ? 1 : std::exp(x); }, 5, 2e-37, false},
+      {Unary::Elu1, "elu1", [](D x) { return x > 0 ? x + 1 : std::exp(x); }, [](D x) { return x > 0 ? 1 : std::exp(x); }, 3, 2e-38, false},
       {Unary::Softplus, "softplus", [](D x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }, sigmoid, 5, 2e-7, false},
       {Unary::Exp, "exp", [](D x) { return std::exp(x); }, [](D x) { return std::exp(x); }, 3, 2e-38, false},
       {Unary::Log, "log", [](D x) { return std::log(x); }, [](D x) { return 1 / x; }, 2, 0, true},

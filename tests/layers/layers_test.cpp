@@ -348,6 +348,10 @@ TEST(Modules, EffectsAddUpAndAreCommittedOnce) {
   buffer.fill(9);
   effects.commit();
   EXPECT_EQ(difference(buffer, Tensor::full({2}, 9)), 0);
+  for (double value : {5.0, 6.0}) effects.assign(&buffer, Tensor::full({2}, value));
+  EXPECT_EQ(difference(buffer, Tensor::full({2}, 9)), 0);
+  effects.commit();
+  EXPECT_EQ(difference(buffer, Tensor::full({2}, 6)), 0) << "the last assignment counts";
 }
 
 }  // namespace
