@@ -17,6 +17,10 @@ void StepEffects::propose(Tensor* buffer, Tensor sums, Tensor counts, std::funct
   proposals_.push_back({buffer, sums.clone(), counts.clone(), std::move(apply)});
 }
 
+void StepEffects::propose_all_of(const StepEffects& other) {
+  for (const Proposal& p : other.proposals_) propose(p.buffer, p.sums, p.counts, p.apply);
+}
+
 void StepEffects::commit() {
   for (Proposal& p : proposals_) p.apply(*p.buffer, p.sums, p.counts);
   proposals_.clear();

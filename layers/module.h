@@ -14,7 +14,8 @@
 namespace tapeformer {
 
 // What a layer may send back while training (auxiliary losses, buffers that follow the data). The trainer adds the losses and commits the
-// buffers once, after the optimizer's step. Absent in evaluation and in the second forward of a recomputed block.
+// buffers once, after the optimizer's step. Absent in evaluation; the second forward of a recomputed block sends its losses for their
+// gradients, and what it proposes is dropped.
 class StepEffects {
  public:
   struct Loss {
@@ -26,7 +27,8 @@ class StepEffects {
   // buffer <- decided from summed `sums` and `counts` by commit, after the step. Merged over micro-batches by adding.
   void propose(Tensor* buffer, Tensor sums, Tensor counts,
                std::function<void(Tensor& buffer, const Tensor& sums, const Tensor& counts)> commit);
-  void commit();  // applies and clears the proposals; clears losses
+  void propose_all_of(const StepEffects&);  // another's proposals, as if made here
+  void commit();                            // applies and clears the proposals; clears losses
   std::vector<Loss> losses;
 
  private:
