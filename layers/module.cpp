@@ -24,6 +24,15 @@ void StepEffects::assign(Tensor* buffer, Tensor value) {
   proposals_.push_back({buffer, std::move(value), Tensor(), [](Tensor& b, const Tensor& v, const Tensor&) { b.copy_from(v); }});
 }
 
+void StepEffects::propose_all_of(const StepEffects& other) {
+  for (const Proposal& p : other.proposals_) {
+    if (p.counts.defined())
+      propose(p.buffer, p.sums, p.counts, p.apply);
+    else
+      assign(p.buffer, p.sums);
+  }
+}
+
 void StepEffects::commit() {
   for (Proposal& p : proposals_) p.apply(*p.buffer, p.sums, p.counts);
   proposals_.clear();

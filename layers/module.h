@@ -14,7 +14,8 @@
 namespace tapeformer {
 
 // What a layer may send back while training (auxiliary losses, buffers that follow the data). The trainer adds the losses and commits the
-// buffers once, after the optimizer's step. Absent in evaluation and in the second forward of a recomputed block.
+// buffers once, after the optimizer's step. Absent in evaluation; the second forward of a recomputed block sends its losses for their
+// gradients, and what it proposes is dropped.
 class StepEffects {
  public:
   struct Loss {
@@ -27,6 +28,7 @@ class StepEffects {
   void propose(Tensor* buffer, Tensor sums, Tensor counts,
                std::function<void(Tensor& buffer, const Tensor& sums, const Tensor& counts)> commit);
   void assign(Tensor* buffer, Tensor value);  // buffer <- value after the step; proposed again in a window: the last one counts
+  void propose_all_of(const StepEffects&);    // another's proposals, as if made here
   void commit();                              // applies and clears the proposals; clears losses
   std::vector<Loss> losses;
 

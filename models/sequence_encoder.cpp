@@ -1,7 +1,5 @@
 #include "models/sequence_encoder.h"
 
-#include <algorithm>
-
 #include "autograd/ops.h"
 
 namespace tapeformer {
@@ -31,13 +29,7 @@ void SequenceEncoder::check(const DataInfo& data) const {
     throw ConfigError("model.pooling: got 'external', but no attention layer asks for external tokens");
   std::vector<std::string> offered = data.side;
   if (data.input == DataInfo::Input::Tokens && config_.stem.stride == 1) offered.push_back("token_ids");
-  for (const auto& block : encoder_->blocks()) {
-    const AttentionInfo& info = (*block)->attention().core().info();
-    for (const std::string& name : info.side)
-      if (std::find(offered.begin(), offered.end(), name) == offered.end())
-        throw ConfigError(fmt::format("model.attention: {} needs the side input '{}', the data offers: {}", info.name, name,
-                                      offered.empty() ? "none" : join(offered)));
-  }
+  for (const auto& block : encoder_->blocks()) require_side((*block)->attention().core().info(), offered);
 }
 
 Tensor SequenceEncoder::forward(const Batch& batch, const Ctx& ctx) const {

@@ -34,6 +34,13 @@ void validate(const TransformerConfig& c) {
         fmt::format("model.attention: the list has {} entries, expected one for each of the {} layers", c.attention.size(), c.layers));
 }
 
+void require_side(const AttentionInfo& info, const std::vector<std::string>& offered) {
+  for (const std::string& name : info.side)
+    if (std::find(offered.begin(), offered.end(), name) == offered.end())
+      throw ConfigError(fmt::format("model.attention: {} needs the side input '{}', the data offers: {}", info.name, name,
+                                    offered.empty() ? "none" : join(offered)));
+}
+
 TransformerBlock::TransformerBlock(const TransformerConfig& c, const ConfigNode& attention, i64 layer, SharedWeights* shared, RngKey key)
     : pre_(c.norm_position == "pre"),
       whole_(attention_registry().get(attention_type(attention)).info.place == Place::Block),
@@ -120,16 +127,37 @@ Tensor Transformer::run_block(std::size_t i, const Tensor& x, const Tensor& mask
   TransformerBlock& block = **blocks_[i];
   if (!recompute_ || Tape::current() == nullptr) return block.forward(x, mask, side, ctx);
   const std::vector<i64> rows(ctx.rows.begin(), ctx.rows.end());
-  auto first = std::make_shared<bool>(true);
-  return recompute(
-      [&block, mask, side, ctx, rows, first](std::span<const Tensor> in) {
+  // The function has one result, so losses of the block's own (StepEffects) stand behind its rows.
+  struct FirstRun {
+    bool over = false;
+    Shape shape;
+    std::vector<StepEffects::Loss> losses;
+  };
+  const auto seen = std::make_shared<FirstRun>();
+  const Tensor packed = recompute(
+      [&block, mask, side, ctx, rows, seen](std::span<const Tensor> in) {
+        StepEffects effects;
         Ctx inner = ctx;
         inner.rows = rows;
-        if (!*first) inner.effects = nullptr;  // the second forward must not act twice
-        *first = false;
-        return block.forward(in[0], mask, side, inner);
+        inner.effects = ctx.effects ? &effects : nullptr;
+        const Tensor y = block.forward(in[0], mask, side, inner);
+        if (!seen->over) {
+          *seen = {true, y.shape(), effects.losses};
+          if (ctx.effects) ctx.effects->propose_all_of(effects);
+        }
+        if (effects.losses.empty()) return y;
+        std::vector<Tensor> parts{ops::reshape(y, {-1})};
+        for (const StepEffects::Loss& loss : effects.losses) parts.push_back(ops::reshape(loss.sum, {1}));
+        return ops::concat(parts, 0);
       },
       {x}, weights_of(block));
+  if (seen->losses.empty()) return packed;
+  i64 at = seen->shape.numel();
+  for (const StepEffects::Loss& loss : seen->losses) {
+    ctx.effects->add_loss(loss.name, ops::reshape(ops::slice(packed, 0, at, at + 1), Shape{}), loss.count);
+    ++at;
+  }
+  return ops::reshape(ops::slice(packed, 0, 0, seen->shape.numel()), seen->shape);
 }
 
 std::vector<Parameter*> Transformer::weights_of(TransformerBlock& block) const {
@@ -155,7 +183,12 @@ Tensor Transformer::run_reversible(const Tensor& x, const Tensor& mask, const Si
     blocks.push_back({[&block, mask, side, inner](const Tensor& h, bool again) { return block.attend(h, mask, side, inner(again)); },
                       [&block, inner](const Tensor& h, bool again) { return block.feed(h, inner(again)); }});
   }
-  return ops::mean(reversible(std::move(blocks), x, x, std::move(weights)), {0});
+  const std::size_t losses = ctx.effects ? ctx.effects->losses.size() : 0;
+  const Tensor streams = reversible(std::move(blocks), x, x, std::move(weights));
+  if (ctx.effects && ctx.effects->losses.size() > losses)
+    throw ConfigError(fmt::format("model.reversible: a layer's own loss ('{}') would have no gradient; set its weight to 0",
+                                  ctx.effects->losses.back().name));
+  return ops::mean(streams, {0});
 }
 
 namespace {

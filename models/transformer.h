@@ -22,6 +22,8 @@ struct TransformerConfig {
   i64 max_len = 0;
 };
 void validate(const TransformerConfig&);  // ConfigError
+void require_side(const AttentionInfo&,
+                  const std::vector<std::string>& offered);  // ConfigError when the variant needs more than the data has
 
 class TransformerBlock : public Module {
  public:

@@ -60,6 +60,15 @@ TEST(Graph, PathWithLoopsIsLocal) {
                 {.type = "local", .config = "{window: 1}", .causal = causal}, N);
 }
 
+TEST(Graph, StepsWithLoopsAreDilated) {
+  constexpr i64 N = 67, step = 5;
+  Edges edges;
+  for (i64 i = step; i < N; ++i) edges.emplace_back(i - step, i);
+  for (bool causal : {false, true})
+    expect_same({.type = "graph", .config = "{undirected: true, self_loops: true}", .causal = causal}, edges,
+                {.type = "strided", .config = "{pattern: dilated, stride: 5, reach: 1}", .causal = causal}, N);
+}
+
 // Graphs of different size: padded rows of a batch, or one graph in one sample.
 TEST(Graph, BlockDiagonalEqualsPadded) {
   const i64 sizes[] = {5, 9, 3}, N = 9;
