@@ -133,8 +133,11 @@ class Reformer final : public AttentionCore {
     const auto d = static_cast<double>(qk.dim(3));
     const Tensor k = ops::rms_norm(qk, Tensor::full({qk.dim(3)}, 1 / std::sqrt(d), qk.dtype()), config_.norm_eps / d);
     const bool fresh = ctx.training && config_.rehash == "per_step";
-    const auto rounds =
-        sort(qk, mask, fresh ? draw(ctx.at("rotations").key.fold_in(static_cast<std::uint64_t>(ctx.step))) : rotations_.get());
+    const Tensor* given = in.find("rotations");  // [H, R, d, S], instead of the layer's own
+    const auto rounds = sort(qk, mask,
+                             fresh   ? draw(ctx.at("rotations").key.fold_in(static_cast<std::uint64_t>(ctx.step)))
+                             : given ? *given
+                                     : rotations_.get());
     if (in.extra) tell(*rounds, mask, *in.extra);
 
     std::vector<ops::AttentionPart> parts;

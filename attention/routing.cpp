@@ -251,15 +251,15 @@ class Routing final : public AttentionCore {
     const Tensor qn = normalised(q), kn = config_.share_qk ? qn : normalised(k);
     State s{qn.detach().to_contiguous(), kn.detach().to_contiguous(), mask.defined() ? mask.ptr<std::uint8_t>() : nullptr};
     if (ctx.training && ctx.effects) start(s, ctx);
+    const Tensor* given = in.find("centroids");  // [H, C, d], instead of the layer's own
+    const Tensor mu = given ? *given : centroids_.get();
     if (!topk() || in.extra || (ctx.training && ctx.effects)) {
-      s.q_best = best_clusters(s.q, centroids_.get(), s.mask);
-      s.k_best = config_.share_qk ? s.q_best : best_clusters(s.k, centroids_.get(), s.mask);
+      s.q_best = best_clusters(s.q, mu, s.mask);
+      s.k_best = config_.share_qk ? s.q_best : best_clusters(s.k, mu, s.mask);
     }
     const i64 N = in.q.dim(2), w = std::min(N, config_.window.value_or((N + clusters_ - 1) / clusters_));
-    const Members queries = topk() ? best_tokens(s.q, centroids_.get(), s.mask, w) : by_cluster(s.q_best, clusters_);
-    const Members keys = config_.share_qk ? queries
-                         : topk()         ? best_tokens(s.k, centroids_.get(), s.mask, w)
-                                          : by_cluster(s.k_best, clusters_);
+    const Members queries = topk() ? best_tokens(s.q, mu, s.mask, w) : by_cluster(s.q_best, clusters_);
+    const Members keys = config_.share_qk ? queries : topk() ? best_tokens(s.k, mu, s.mask, w) : by_cluster(s.k_best, clusters_);
     if (ctx.training && ctx.effects) follow(s, qn, kn, *ctx.effects);
     if (in.extra) report(s, queries, keys, qn, kn, *in.extra);
 

@@ -173,5 +173,12 @@ TEST(AttentionRegistry, IsTheFolder) {
   EXPECT_GE(in_folder.size(), 6u);
 }
 
+TEST(AttentionPage, IsWrittenFromTheRegistry) {
+  std::ifstream file(SOURCE_DIR "/docs/attention.md");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_TRUE(text.str() == attention_page()) << "docs/attention.md is old: ./run docs writes it";
+}
+
 }  // namespace
 }  // namespace tapeformer::suite
