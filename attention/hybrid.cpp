@@ -120,8 +120,8 @@ std::vector<ConfigNode> expand(const std::vector<ConfigNode>& heads) {
 Tensor heads_of(const Tensor& t, i64 from, i64 to, int axis = 1) { return t.defined() ? ops::slice(t, axis, from, to) : t; }
 
 // Side inputs with a row for each head, and the axis of the heads: fixed draws and projections that are given.
-constexpr std::pair<const char*, int> kByHead[] = {{"gumbel", 1},    {"rotations", 0}, {"rand_blocks", 0}, {"centroids", 0},
-                                                   {"edge_bias", 0}, {"qg", 1},        {"kg", 1},          {"vg", 1}};
+constexpr std::pair<const char*, int> kByHead[] = {{"gumbel", 1}, {"rotations", 0}, {"rand_blocks", 0}, {"centroids", 0},  {"edge_bias", 0},
+                                                   {"qg", 1},     {"kg", 1},        {"vg", 1},          {"gate_logits", 1}};
 
 // Keys of a head's own that stand before the sequence, where the variant has external tokens. In a hybrid they are no rows of the model:
 // the core runs on g more rows, which are keys only.

@@ -17,6 +17,7 @@ namespace {
     {.type = "performer", .config = "{kernel: relu, projection: false}"},
     {.type = "performer", .config = "{features: 4, feature_eps: 1e-3}", .both_ways = true},
     {.type = "taylor_attention", .config = "{degree: 4, scale: 0.3}"},
+    {.type = "hybrid", .config = "{heads: [{type: performer, features: 5}, {type: codebook_attention, codes: 6}]}"},
     {.type = "codebook_attention", .config = "{codes: 9, scale: 0.4}"},
 });
 
