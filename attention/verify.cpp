@@ -128,14 +128,15 @@ TensorCheck compare(const Golden& g, const std::string& name, const Tensor& got,
   TensorCheck c{.name = name, .dtype = t};
   const Tolerance tol = tolerance(g, t, gradient);
   c.allowed = tol.absolute;
-  if (!got.defined() && std::all_of(want.to_vector().begin(), want.to_vector().end(), [](double x) { return x == 0; })) {
+  const std::vector<double> y = want.to_vector();
+  if (!got.defined() && std::all_of(y.begin(), y.end(), [](double v) { return v == 0; })) {
     c.pass = true;  // no gradient exists, and the file says zero
     return c;
   }
   if (!got.defined() || got.shape() != want.shape())
     throw ShapeError(
         fmt::format("{}: {} is {} here, {} in the file", g.file, name, got.defined() ? got.shape().str() : "missing", want.shape().str()));
-  const std::vector<double> x = got.to_vector(), y = want.to_vector();
+  const std::vector<double> x = got.to_vector();
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double excess = std::abs(x[i] - y[i]) - tol.relative * std::abs(y[i]);
     if (!(excess <= c.error)) c.error = std::isnan(excess) ? INFINITY : excess;
