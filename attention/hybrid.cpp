@@ -288,8 +288,7 @@ class Hybrid final : public AttentionCore {
 
   // What a head cannot be: its rows would not fit beside those of the others.
   void check_head(const ConfigNode& head, const AttentionCore& core) const {
-    if (core.shortens())
-      throw ConfigError(fmt::format("{}: '{}' gives fewer rows than other heads", head.place(), core.info().name));
+    if (core.shortens()) throw ConfigError(fmt::format("{}: '{}' gives fewer rows than other heads", head.place(), core.info().name));
     if (core.value_dim() > 0 && core.value_dim() != spec_.dv())
       throw ConfigError(fmt::format("{}: this head gives {} values, the others {}", head.place(), core.value_dim(), spec_.dv()));
   }
