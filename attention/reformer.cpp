@@ -26,7 +26,7 @@ void visit_fields(V& v, ReformerConfig& c) {
   v("n_buckets", c.n_buckets,
     "even number of buckets, or a list of two whose product counts; null = 2 max(1, round(max_len / (2 chunk_len)))");
   v("chunk_len", c.chunk_len, at_least(1), "tokens a chunk of the sorted order");
-  v("n_rounds", c.n_rounds, at_least(1), "hash rounds");
+  v("n_rounds", c.n_rounds, Range{1, 64}, "hash rounds");
   v("chunks_before", c.chunks_before, at_least(0), "chunks seen before the own");
   v("chunks_after", c.chunks_after, at_least(0), "chunks seen after the own");
   v("same_bucket_only", c.same_bucket_only, "keys of other buckets in the chunks are left out");
@@ -88,7 +88,7 @@ std::vector<i64> bucket_counts(const ReformerConfig& c, const AttentionSpec& spe
   std::vector<i64> counts;
   const auto add = [&](const ConfigNode& node) {
     detail::read_scalar(node, counts.emplace_back());
-    detail::check(node, static_cast<double>(counts.back()), at_least(2));
+    detail::check(node, static_cast<double>(counts.back()), Range{2, 1 << 16});
     if (counts.back() % 2 != 0) detail::fail(node, node.text(), "an even number");
   };
   if (c.n_buckets.is_sequence()) {

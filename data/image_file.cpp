@@ -24,6 +24,7 @@ ImageSet read_cifar(const std::string& bytes, const std::string& name) {
   auto to = out.pixels.begin();
   for (i64 i = 0; i < count; ++i) {
     const auto* const record = reinterpret_cast<const std::uint8_t*>(bytes.data()) + i * kCifarRecord;
+    if (record[0] > 9) throw DataError(fmt::format("{}: record {}: got label {}, expected 0 to 9", name, i, record[0]));
     out.labels.push_back(record[0]);
     for (i64 p = 0; p < kCifarPlane; ++p)
       for (i64 c = 0; c < 3; ++c) *to++ = record[1 + c * kCifarPlane + p];

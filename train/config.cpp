@@ -22,7 +22,8 @@ void visit_fields(V& v, TopLevel& c) {
 
 TrainConfig read_train(const ConfigNode& node) {
   TrainConfig t = read_config<TrainConfig>(node);
-  if (t.steps > 0 && t.epochs > 0) throw ConfigError(node.place() + ": got both steps and epochs, expected one of them");
+  if (t.steps > 0 && t.epochs > 0)
+    throw ConfigError(node.place() + ": got both steps and epochs, expected one of them; 0 takes one of them back");
   if (t.steps == 0 && t.epochs == 0) t.epochs = 10;
   if (t.eval_batch_size == 0) t.eval_batch_size = t.batch_size;
   return t;

@@ -32,6 +32,8 @@ TEST(AttentionRefusals, NamesAndKeys) {
   EXPECT_SAYS(refusal("{type: local, window: -1}"), "window: got -1, expected");
   EXPECT_SAYS(refusal("{type: local, mode: blok}"), "got 'blok', expected one of: sliding, block");
   EXPECT_SAYS(refusal("{type: full, scale: 0}"), "scale: got 0, expected");
+  EXPECT_SAYS(refusal("{type: reformer, n_rounds: 1000}"), "n_rounds: got 1000, expected");
+  EXPECT_SAYS(refusal("{type: reformer, n_buckets: 1000000}"), "n_buckets: got 1000000, expected");
   EXPECT_SAYS(refusal("{type: full, impl: fast}"), "expected one of: tiled, naive");
   EXPECT_SAYS(refusal("[1, 2]"), "expected {type: ...}");
 }

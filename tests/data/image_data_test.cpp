@@ -104,6 +104,7 @@ TEST_F(ImageData, DamagedFiles) {
   EXPECT_TRUE(
       contains(error(dir.write("a.bin", record + record.substr(5))), "a.bin: record 1 is truncated: it has 3068 bytes, expected 3073"));
   EXPECT_TRUE(contains(error(dir.write("a.bin", "")), "a.bin: is empty"));
+  EXPECT_TRUE(contains(error(dir.write("a.bin", record + cifar_record(12, 1, 1, 1))), "a.bin: record 1: got label 12, expected 0 to 9"));
   dir.write("names", "x\ny\n");
   const std::string good = dir.write("b.bin", record + cifar_record(1, 1, 1, 1)),
                     bad = dir.write("c.bin", record + cifar_record(7, 1, 1, 1));
