@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 lengths=${1:-1024,2048,4096,8192}
 shift || true
-run() { build/apps/bench --variants "$1" --lengths "$lengths" ${2:+--attention ", $2"} "${@:3}" | grep -E '^ *[a-z_]+ +[0-9]+ ' || true; }
+run() { build/apps/bench --variants "$1" --lengths "$lengths" ${2:+--attention ", $2"} "${@:3}" | grep -E '^ *[a-z0-9_]+ +[0-9]+ ' || true; }
 run full '' "$@"
 run local 'window: 128' "$@"
 run strided 'pattern: strided, stride: 64' "$@"
