@@ -15,6 +15,12 @@ AttentionSpec layer_spec(AttentionSpec spec, bool bias) {
 
 }  // namespace
 
+Tensor in_front(const Tensor& t, i64 rows, double value) {
+  Tensor out = Tensor::full({t.dim(0), rows + t.dim(1)}, value, t.dtype());
+  out.slice(1, rows, rows + t.dim(1)).copy_from(t);
+  return out;
+}
+
 AttentionLayer::AttentionLayer(const ConfigNode& config, const AttentionSpec& spec, bool bias, bool rotary, RngKey key)
     : spec_(spec), rotary_(rotary), core_(this, "core", build_attention(config, layer_spec(spec, bias), key.fold_in("core"))) {
   const auto linear = [&](const char* name, i64 in, i64 out, bool with_bias, Init init) {

@@ -10,6 +10,8 @@ struct SideInputs {  // what the batch may offer beside x and the mask
   i64 external = 0;  // first rows that are external tokens
 };
 
+Tensor in_front(const Tensor& t, i64 rows, double value);  // t [B, N] behind so many columns of `value`: a mask, ids with external tokens
+
 class AttentionLayer : public Module {  // x [B, N, D], mask u8 [B, N] or undefined -> [B, N, D] (fewer rows where the core shortens)
  public:
   AttentionLayer(const ConfigNode& config, const AttentionSpec& spec, bool bias, bool rotary, RngKey key);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "attention/attention.h"
+#include "attention/projected.h"
 #include "attention/conv_as_attention.h"
 #include "autograd/ops.h"
 #include "autograd/reversible.h"
@@ -212,14 +213,9 @@ void feed(const Golden& g, DType t, Tape& tape, const AttentionCore& core, Fed& 
     *x = ops::concat({ops::expand(ops::reshape(e, {1, e.dim(0), e.dim(1), e.dim(2)}), {B, e.dim(0), e.dim(1), e.dim(2)}), *x}, 2);
   }
   in.external = rows;
-  const auto in_front = [&](const Tensor& x, double value) {
-    Tensor out = Tensor::full({B, rows + x.dim(1)}, value, x.dtype());
-    out.slice(1, rows, rows + x.dim(1)).copy_from(x);
-    return out;
-  };
-  in.mask = in_front(in.mask.defined() ? in.mask : Tensor::full({B, in.q.dim(2) - rows}, 1, DType::U8), 1);
+  in.mask = in_front(in.mask.defined() ? in.mask : Tensor::full({B, in.q.dim(2) - rows}, 1, DType::U8), rows, 1);
   for (auto& [name, x] : in.side)
-    if (name == "token_ids" || name == "gmask") x = in_front(x, name == "token_ids" ? -1 : 0);
+    if (name == "token_ids" || name == "gmask") x = in_front(x, rows, name == "token_ids" ? -1 : 0);
 }
 
 // A second layer with the same core (weights that layers share): inputs q2, k2, v2; the outputs add up.

@@ -191,17 +191,6 @@ Tensor Transformer::run_reversible(const Tensor& x, const Tensor& mask, const Si
   return ops::mean(streams, {0});
 }
 
-namespace {
-
-// Rows of `value` before t [B, N].
-Tensor in_front(const Tensor& t, i64 rows, double value) {
-  Tensor out = Tensor::full({t.dim(0), rows + t.dim(1)}, value, t.dtype());
-  out.slice(1, rows, rows + t.dim(1)).copy_from(t);
-  return out;
-}
-
-}  // namespace
-
 Encoded Transformer::forward(const Tensor& x, const Tensor& mask, const SideInputs& given, const Ctx& ctx) const {
   Encoded out{x, mask, {}};
   SideInputs side = given;

@@ -27,6 +27,19 @@ struct Gemm {  // C = A B (+ bias) or C += A B
 };
 template <class T>
 void gemm(const Gemm<T>&);  // T: float, double. k = 0 gives zeros (+ bias)
+// out [m, n] = x [m, k] y [k, n], or += it; rows of out are `row` elements apart.
+template <class T>
+void product(i64 m, i64 n, i64 k, MatrixView<const T> x, MatrixView<const T> y, T* out, i64 row, bool accumulate = false) {
+  Gemm<T> g;
+  g.m = m;
+  g.n = n;
+  g.k = k;
+  g.a = x;
+  g.b = y;
+  g.c = {out, row, 1};
+  g.accumulate = accumulate;
+  gemm(g);
+}
 
 enum class Math { F32, BF16 };
 class PrecisionScope {  // while alive, large f32 products on this thread round their inputs to bf16

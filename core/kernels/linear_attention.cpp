@@ -173,19 +173,6 @@ struct Rows {
 };
 
 template <class T>
-void product(i64 m, i64 n, i64 k, MatrixView<const T> x, MatrixView<const T> y, T* out, i64 step, bool accumulate = false) {
-  Gemm<T> g;
-  g.m = m;
-  g.n = n;
-  g.k = k;
-  g.a = x;
-  g.b = y;
-  g.c = {out, step, 1};
-  g.accumulate = accumulate;
-  gemm(g);
-}
-
-template <class T>
 class Scan {
  public:
   explicit Scan(const LinearAttention<T>& args)

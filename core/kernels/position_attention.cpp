@@ -249,19 +249,6 @@ class Layout {
 };
 
 template <class T>
-void product(i64 m, i64 n, i64 k, MatrixView<const T> x, MatrixView<const T> y, T* out, i64 row, bool accumulate) {
-  Gemm<T> g;
-  g.m = m;
-  g.n = n;
-  g.k = k;
-  g.a = x;
-  g.b = y;
-  g.c = {out, row, 1};
-  g.accumulate = accumulate;
-  gemm(g);
-}
-
-template <class T>
 void add_scaled(const T* x, const T* factor, T* y, i64 rows, i64 n) {  // y += x factor, column by column; factor null = 1
   for (i64 i = 0; i < rows; ++i, x += n, y += n)
     for (i64 c = 0; c < n; ++c) y[c] += factor ? x[c] * factor[c] : x[c];
