@@ -40,6 +40,7 @@ int run_program(CLI::App& app, int argc, char** argv, Body&& body) {
     return 2;
   }
   try {
+    check_registrations();
     for (const std::string& plugin : plugins) load_plugin(plugin);
     return body();
   } catch (const std::bad_alloc&) {

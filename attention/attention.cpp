@@ -29,7 +29,7 @@ std::string attention_type(const ConfigNode& node) {
   const ConfigNode& type = node["type"];
   if (!type) throw ConfigError(fmt::format("{}.type: missing, expected one of: {}", node.place(), join(attention_registry().names())));
   if (!attention_registry().contains(type.text()))
-    detail::fail(type, "'" + type.text() + "'",
+    detail::fail(type, detail::shown(type),
                  "one of: " + join(attention_registry().names()) + did_you_mean(type.text(), attention_registry().names()));
   return type.text();
 }

@@ -1,5 +1,6 @@
 #include "core/config.h"
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -43,7 +44,9 @@ struct ConfigParser {
           if (!entry.first.IsScalar()) throw ConfigError(n.place() + ": a key must be plain text");
           const std::string key = entry.first.Scalar();
           ConfigNode value = convert(entry.second, path.empty() ? key : path + "." + key, file, count, depth + 1);
-          if (n[key]) throw ConfigError(value.place() + ": the key stands twice, first in line " + std::to_string(n[key].line_));
+          if (n[key])
+            throw ConfigError(value.place() + ": the key stands twice" +
+                              (n[key].line_ > 0 ? fmt::format(", first in line {}", n[key].line_) : std::string()));
           n.entries_.emplace_back(key, std::move(value));
         }
         break;
@@ -75,9 +78,35 @@ struct ConfigParser {
   }
 };
 
+// YAML::Load reads the first document of a text and drops the rest.
+struct DocumentStarts final : YAML::EventHandler {
+  std::vector<YAML::Mark> starts;
+  void OnDocumentStart(const YAML::Mark& m) override { starts.push_back(m); }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+static void check_one_document(const std::string& text, const std::string& name) {
+  std::istringstream in(text);
+  YAML::Parser parser(in);
+  DocumentStarts seen;
+  if (!parser.HandleNextDocument(seen) || !parser.HandleNextDocument(seen)) return;
+  const YAML::Mark &first = seen.starts[0], &second = seen.starts[1];
+  throw ConfigError(fmt::format(
+      "{}:{}: {}", name, second.line + 1,
+      first.pos == second.pos ? "not valid YAML: a key cannot begin like this" : "a second document begins here, expected one"));
+}
+
 ConfigNode ConfigNode::parse(const std::string& text, const std::string& name) {
   try {
     int count = 0;
+    check_one_document(text, name);
     ConfigNode n = ConfigParser::convert(YAML::Load(text), "", std::make_shared<const std::string>(name), count);
     if (!n || n.is_null()) return map();
     return n;
@@ -144,7 +173,13 @@ ConfigNode& ConfigNode::push_back(ConfigNode value) {
 }
 
 void ConfigNode::set_path(const std::string& dotted, const std::string& yaml_value) {
-  ConfigNode value = parse("v: " + yaml_value, "--set")["v"];
+  ConfigNode value;
+  try {
+    int count = 0;
+    value = ConfigParser::convert(YAML::Load("v: " + yaml_value)["v"], dotted, std::make_shared<const std::string>("--set"), count);
+  } catch (const YAML::Exception& e) {
+    throw ConfigError(fmt::format("--set {}: not valid YAML: {}", dotted, e.msg));
+  }
   ConfigNode* at = this;
   std::size_t start = 0;
   while (true) {
@@ -180,6 +215,7 @@ void ConfigNode::set_path(const std::string& dotted, const std::string& yaml_val
 void ConfigNode::overlay(const ConfigNode& over) {
   const ConfigNode &type = (*this)["type"], &new_type = over["type"];
   if (!is_map() || !over.is_map() || (type && new_type && type != new_type)) {
+    if (is_map() && over.is_null()) detail::fail(over, "null", "the keys of the section to change");
     *this = over;
     return;
   }
@@ -196,6 +232,32 @@ std::string ConfigNode::place() const {
   std::string at = file_ ? *file_ : "configuration";
   if (line_ > 0) at += ":" + std::to_string(line_);
   return path_.empty() ? at : at + ": " + path_;
+}
+
+void ConfigNode::place_as(const ConfigNode& source) {
+  if (!source) return;
+  path_ = source.path_;
+  file_ = source.file_;
+  line_ = source.line_;
+  for (auto& [key, value] : entries_)
+    if (const ConfigNode& from = source[key])
+      value.place_as(from);
+    else
+      value.file_ = file_, value.line_ = line_, value.set_places(path_.empty() ? key : path_ + "." + key);
+  for (std::size_t i = 0; i < std::min(items_.size(), source.items_.size()); ++i) items_[i].place_as(source.items_[i]);
+}
+
+std::string ConfigNode::located(const std::string& message) const {
+  const ConfigNode* at = this;
+  const std::string path = message.substr(0, message.find(':'));
+  for (std::size_t start = 0; start <= path.size();) {
+    const std::size_t dot = std::min(path.find('.', start), path.size());
+    const ConfigNode& next = (*at)[path.substr(start, dot - start)];
+    if (!next) break;
+    at = &next;
+    start = dot + 1;
+  }
+  return at == this || !at->file_ || at->line_ == 0 ? message : fmt::format("{}:{}: {}", *at->file_, at->line_, message);
 }
 
 std::string ConfigNode::yaml() const {
@@ -284,16 +346,16 @@ std::string Range::str() const {
 
 namespace detail {
 
+std::string shown(const ConfigNode& n) {
+  if (n.is_scalar()) return "'" + n.text() + "'";
+  return n.is_null() ? "null" : n.is_map() ? "a section" : "a list";
+}
+
 void fail(const ConfigNode& n, const std::string& got, const std::string& expected) {
   throw ConfigError(fmt::format("{}: got {}, expected {}", n.place(), got, expected));
 }
 
 namespace {
-
-std::string shown(const ConfigNode& n) {
-  if (n.is_scalar()) return "'" + n.text() + "'";
-  return n.is_null() ? "null" : n.is_map() ? "a section" : "a list";
-}
 
 template <class T>
 T number(const ConfigNode& n, const char* expected) {

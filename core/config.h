@@ -50,6 +50,9 @@ class ConfigNode {
   // Lays `over` on top, keys of `over` winning. Sections are joined key by key, except where `type` changes: such a section is replaced
   // whole, since its old keys belong to the old type. Messages about a key name the file that it came from.
   void overlay(const ConfigNode& over);
+  void place_as(const ConfigNode& source);  // takes the places of the keys that `source` has, its own place for the others
+  // A message that begins with the path of a key, with the key's file and line in front where this tree knows them.
+  std::string located(const std::string& message) const;
   std::string place() const;  // "run.yaml:14: model.dropout" for messages
   const std::string& path() const { return path_; }
   std::string yaml() const;                                      // as YAML text
@@ -138,6 +141,7 @@ template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 void check(const ConfigNode&, double value, const Range&);
 void check(const ConfigNode&, const std::string& value, const OneOf&);
+std::string shown(const ConfigNode&);  // 'text', null, a section, a list
 [[noreturn]] void fail(const ConfigNode&, const std::string& got, const std::string& expected);
 }  // namespace detail
 
@@ -225,7 +229,7 @@ class FieldExplainer {
 
 template <class C>
 C read_config(const ConfigNode& node, C c = {}, std::initializer_list<const char*> other_keys = {}) {
-  if (node && !node.is_map() && !node.is_null()) detail::fail(node, "'" + node.text() + "'", "a section with keys");
+  if (node && !node.is_map() && !node.is_null()) detail::fail(node, detail::shown(node), "a section with keys");
   FieldReader reader(node);
   for (const char* key : other_keys) reader.allow(key);
   visit_fields(reader, c);
@@ -257,7 +261,7 @@ void FieldReader::value(const ConfigNode& n, T& out, const Check* check) {
       out = std::move(v);
     }
   } else if constexpr (detail::IsVector<T>::value) {
-    if (!n.is_sequence()) detail::fail(n, "'" + n.text() + "'", "a list");
+    if (!n.is_sequence()) detail::fail(n, detail::shown(n), "a list");
     out.clear();
     for (const ConfigNode& item : n.items()) {
       typename T::value_type v{};

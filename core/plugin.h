@@ -5,7 +5,11 @@
 
 namespace tapeformer {
 
-// Loads a shared library for the life of the program. IoError when it cannot be loaded or lacks symbols.
+// Throws ConfigError where two files took one name.
+void check_registrations();
+
+// Loads a shared library for the life of the program. IoError when it is not whole, cannot be loaded or lacks symbols; ConfigError when it
+// registers nothing or a name that is taken.
 void load_plugin(const std::string& path);
 
 }  // namespace tapeformer

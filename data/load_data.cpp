@@ -15,7 +15,7 @@ std::string type_of(const ConfigNode& data) {
   const ConfigNode& type = data["type"];
   if (!type) throw ConfigError(fmt::format("{}: no key 'type', expected one of: {}", data.place(), join(types)));
   if (!type.is_scalar() || !data_type_registry().contains(type.text()))
-    detail::fail(type, "'" + type.text() + "'", "one of: " + join(types) + did_you_mean(type.text(), types));
+    detail::fail(type, detail::shown(type), "one of: " + join(types) + did_you_mean(type.text(), types));
   return type.text();
 }
 

@@ -19,7 +19,7 @@ std::vector<std::string> texts(const ConfigNode& node, const char* expected) {
 std::vector<std::pair<std::string, RowFilter::Values>> conditions(const ConfigNode& node) {
   std::vector<std::pair<std::string, RowFilter::Values>> out;
   if (!node || node.is_null()) return out;
-  if (!node.is_map()) detail::fail(node, "'" + node.text() + "'", "column: value, or column: [value, value]");
+  if (!node.is_map()) detail::fail(node, detail::shown(node), "column: value, or column: [value, value]");
   for (const auto& [column, values] : node.entries()) out.emplace_back(column, texts(values, "a value or a list of values"));
   return out;
 }

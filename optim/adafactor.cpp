@@ -50,7 +50,7 @@ class Adafactor final : public Optimizer {
   }
 
   void update(Parameter& p, std::span<Tensor> state, const Step& s) const override {
-    const double lr = rate(s.lr, s.number);
+    const double lr = s.lr;
     const double keep = 1 - std::pow(static_cast<double>(s.number), -c_.decay_exponent);
     Tensor u = Tensor::empty(p.value.shape());
     if (factored(p))

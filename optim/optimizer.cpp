@@ -1,5 +1,7 @@
 #include "optim/optimizer.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -8,21 +10,36 @@
 
 namespace tapeformer {
 
-void Optimizer::attach(std::span<Parameter* const> parameters) {
+void Optimizer::attach(std::span<Parameter* const> parameters, std::span<const ParameterGroup> groups) {
   TAPEFORMER_ASSERT(attached_.empty(), "an optimizer is attached once");
+  std::vector<bool> used(groups.size());
   for (Parameter* p : parameters) {
     if (!p->trainable) continue;
     if (p->value.dtype() != DType::F32)
       throw ShapeError(fmt::format("[optimizer] parameter '{}' has element type {}, expected f32", p->name, name_of(p->value.dtype())));
-    Attached a{p, slots(*p), {}};
+    Attached a{p, slots(*p), {}, 1};
+    const auto group = std::find_if(groups.begin(), groups.end(),
+                                    [&](const ParameterGroup& g) { return fnmatch(g.match.c_str(), p->name.c_str(), 0) == 0; });
+    if (group != groups.end()) {
+      a.lr_scale = group->lr_scale;
+      used[static_cast<std::size_t>(group - groups.begin())] = true;
+    }
     for (const Slot& s : a.slots) a.state.push_back(Tensor::zeros(s.shape));
     attached_.push_back(std::move(a));
+  }
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (used[i]) continue;
+    std::vector<std::string> names;
+    for (const Attached& a : attached_) names.push_back(a.parameter->name);
+    throw ConfigError(
+        fmt::format("optim.groups[{}].match: '{}' matches no trainable parameter that an earlier group has left; there are {}", i,
+                    groups[i].match, join(names)));
   }
 }
 
 void Optimizer::step(double lr, i64 number) {
   for (Attached& a : attached_)
-    if (a.parameter->grad.defined()) update(*a.parameter, a.state, {lr, number});
+    if (a.parameter->grad.defined()) update(*a.parameter, a.state, {rate(lr, number) * a.lr_scale, number});
 }
 
 void Optimizer::visit_state(const Visit& visit) {
@@ -39,7 +56,7 @@ namespace {
 
 std::string type_of(const ConfigNode& optim) {
   std::string type = "adamw";
-  if (optim && !optim.is_map() && !optim.is_null()) detail::fail(optim, "'" + optim.text() + "'", "a section with keys");
+  if (optim && !optim.is_map() && !optim.is_null()) detail::fail(optim, detail::shown(optim), "a section with keys");
   if (const ConfigNode& n = optim["type"]) {
     detail::read_scalar(n, type);
     detail::check(n, type, OneOf(optimizer_registry().names()));
@@ -47,11 +64,23 @@ std::string type_of(const ConfigNode& optim) {
   return type;
 }
 
+std::vector<ParameterGroup> groups_of(const ConfigNode& optim) {
+  std::vector<ParameterGroup> groups;
+  const ConfigNode& list = optim["groups"];
+  if (!list || list.is_null()) return groups;
+  if (!list.is_sequence()) detail::fail(list, detail::shown(list), "a list of sections with match and lr_scale");
+  for (const ConfigNode& item : list.items()) {
+    groups.push_back(read_config<ParameterGroup>(item));
+    if (groups.back().match.empty()) throw ConfigError(item.place() + ": the key 'match' is missing");
+  }
+  return groups;
+}
+
 }  // namespace
 
 std::unique_ptr<Optimizer> build_optimizer(const ConfigNode& optim, std::span<Parameter* const> parameters) {
   std::unique_ptr<Optimizer> o = optimizer_registry().get(type_of(optim)).build(optim);
-  o->attach(parameters);
+  o->attach(parameters, groups_of(optim));
   return o;
 }
 
@@ -61,7 +90,16 @@ ConfigNode resolve_optimizer_config(const ConfigNode& optim) {
   ConfigNode out = ConfigNode::map();
   out.set("type", detail::write_node(type));
   for (const auto& [key, value] : fields.entries()) out.set(key, value);
+  ConfigNode groups = ConfigNode::sequence();
+  for (const ParameterGroup& g : groups_of(optim)) groups.push_back(write_config(g));
+  out.set("groups", groups);
   return out;
+}
+
+std::vector<FieldHelp> with_groups(std::vector<FieldHelp> fields) {
+  fields.push_back({"groups", "list of {match: PATTERN, lr_scale: a number, above 0}", "[]",
+                    "parameters whose names match, * for anything, take lr times lr_scale; the first that matches counts"});
+  return fields;
 }
 
 double grad_norm(std::span<Parameter* const> parameters) {

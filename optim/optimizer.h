@@ -1,6 +1,7 @@
 // optimizer.h: turning gradients into new weights. An optimizer is one file: its configuration, the state tensors it keeps for a parameter
 // (named slots, f32, so that a checkpoint can hold them), and an update. Frozen parameters have no state; a parameter without a gradient is
-// left as it is. Weight decay never touches parameters with decay = false (norms, biases).
+// left as it is. Weight decay never touches parameters with decay = false (norms, biases). optim.groups, common to all of them, gives the
+// parameters whose names match a pattern a learning rate of their own.
 #pragma once
 #include <functional>
 #include <memory>
@@ -15,6 +16,18 @@
 
 namespace tapeformer {
 
+// One entry of optim.groups. A weight that sums over many inputs moves its output in proportion to their number under Adam, whose steps
+// do not shrink with the gradient; a smaller rate keeps it in step with the rest (Yang & Hu et al., "Tensor Programs V", 2022, Table 3).
+struct ParameterGroup {
+  std::string match;
+  double lr_scale = 1;
+};
+template <class V>
+void visit_fields(V& v, ParameterGroup& c) {
+  v("match", c.match, "parameter names, * for anything: '*.Wt1'");
+  v("lr_scale", c.lr_scale, above(0), "times the learning rate");
+}
+
 class Optimizer {
  public:
   struct Slot {
@@ -22,12 +35,14 @@ class Optimizer {
     Shape shape;       // starts at zero
   };
   struct Step {
-    double lr = 0;
+    double lr = 0;   // rate() times the group's scale
     i64 number = 1;  // 1 for the first step ever
   };
   virtual ~Optimizer() = default;
-  void attach(std::span<Parameter* const>);  // makes the state; once, before the first step
-  void step(double lr, i64 number);          // reads every grad, writes every value
+  // Makes the state; once, before the first step. A parameter belongs to the first group that matches it. ConfigError where a group has
+  // none.
+  void attach(std::span<Parameter* const>, std::span<const ParameterGroup> groups = {});
+  void step(double lr, i64 number);  // reads every grad, writes every value
   // Every state tensor in a fixed order; a checkpoint reads and writes them through this.
   using Visit = std::function<void(const std::string& parameter, const std::string& slot, Tensor& value)>;
   void visit_state(const Visit&);
@@ -46,6 +61,7 @@ class Optimizer {
     Parameter* parameter;
     std::vector<Slot> slots;
     std::vector<Tensor> state;
+    double lr_scale;
   };
   std::vector<Attached> attached_;
 };
@@ -58,16 +74,22 @@ struct OptimizerEntry {
 };
 Registry<OptimizerEntry>& optimizer_registry();                                                    // by optim.type
 std::unique_ptr<Optimizer> build_optimizer(const ConfigNode& optim, std::span<Parameter* const>);  // attached
+std::vector<FieldHelp> with_groups(std::vector<FieldHelp>);    // and the line that tells of optim.groups
 ConfigNode resolve_optimizer_config(const ConfigNode& optim);  // every default filled in; ConfigError on mistakes
 
 template <class O>
 bool register_optimizer(const char* name, const char* summary, const char* file = __builtin_FILE()) {
   using C = typename O::Config;
-  return optimizer_registry().add(
-      name,
-      {summary, [](const ConfigNode& n) -> std::unique_ptr<Optimizer> { return std::make_unique<O>(read_config<C>(n, {}, {"type"})); },
-       [](const ConfigNode& n) { return write_config(read_config<C>(n, {}, {"type"})); }, [] { return explain_config<C>(); }},
-      file);
+  return optimizer_registry().add(name,
+                                  {summary,
+                                   [](const ConfigNode& n) -> std::unique_ptr<Optimizer> {
+                                     return std::make_unique<O>(read_config<C>(n, {}, {"type", "groups"}));
+                                   },
+                                   [](const ConfigNode& n) {
+                                     return write_config(read_config<C>(n, {}, {"type", "groups"}));
+                                   },
+                                   [] { return with_groups(explain_config<C>()); }},
+                                  file);
 }
 
 double grad_norm(std::span<Parameter* const>);  // in double, in parameter order; NaN or infinity where a gradient has one

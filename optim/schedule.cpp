@@ -215,7 +215,7 @@ Registry<ScheduleEntry> make_registry() {
 
 std::string type_of(const ConfigNode& schedule) {
   std::string type = "constant";
-  if (schedule && !schedule.is_map() && !schedule.is_null()) detail::fail(schedule, "'" + schedule.text() + "'", "a section with keys");
+  if (schedule && !schedule.is_map() && !schedule.is_null()) detail::fail(schedule, detail::shown(schedule), "a section with keys");
   if (const ConfigNode& n = schedule["type"]) {
     detail::read_scalar(n, type);
     detail::check(n, type, OneOf(schedule_registry().names()));

@@ -20,6 +20,11 @@ void visit_fields(V& v, TopLevel& c) {
   v("threads", c.threads, Range{0, 4096}, "0: every usable core; changes speed only, no result");
 }
 
+ConfigNode placed(ConfigNode resolved, const ConfigNode& source) {  // what is refused later still names its file and line
+  resolved.place_as(source);
+  return resolved;
+}
+
 TrainConfig read_train(const ConfigNode& node) {
   TrainConfig t = read_config<TrainConfig>(node);
   if (t.steps > 0 && t.epochs > 0)
@@ -63,11 +68,11 @@ RunConfig resolve_run_config(const ConfigNode& file) {
   });
   attempt([&] {
     if (!file["data"]) throw ConfigError(file.place() + ": the section 'data' is missing");
-    c.data = resolve_data_config(file["data"]);
+    c.data = placed(resolve_data_config(file["data"]), file["data"]);
   });
-  attempt([&] { c.model = resolve_model_config(file["model"]); });
-  attempt([&] { c.optim = resolve_optimizer_config(file["optim"]); });
-  attempt([&] { c.schedule = resolve_schedule_config(file["schedule"]); });
+  attempt([&] { c.model = placed(resolve_model_config(file["model"]), file["model"]); });
+  attempt([&] { c.optim = placed(resolve_optimizer_config(file["optim"]), file["optim"]); });
+  attempt([&] { c.schedule = placed(resolve_schedule_config(file["schedule"]), file["schedule"]); });
   attempt([&] { c.train = read_train(file["train"]); });
   if (!errors.empty()) throw ConfigError(join(errors, "\n"));
   return c;

@@ -126,6 +126,14 @@ void apply_settings(const RunConfig& c, int threads) {
 }
 
 Session::Session(RunConfig c, std::shared_ptr<Preprocessor> fitted) : config(std::move(c)), resolved(write_run_config(config)) {
+  try {
+    build(std::move(fitted));
+  } catch (const ConfigError& e) {
+    throw ConfigError(resolved.located(e.what()));
+  }
+}
+
+void Session::build(std::shared_ptr<Preprocessor> fitted) {
   data = fitted ? load_data(config.data, std::move(fitted)) : load_data(config.data);
   if (!data.train) throw ConfigError("data.train: no training data is named");
   const RngKey root(static_cast<std::uint64_t>(config.seed));

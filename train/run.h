@@ -36,6 +36,9 @@ struct Session {
   std::unique_ptr<Trainer> trainer;
   // fitted: of a checkpoint; null fits on the training part.
   explicit Session(RunConfig, std::shared_ptr<Preprocessor> fitted = nullptr);
+
+ private:
+  void build(std::shared_ptr<Preprocessor> fitted);
 };
 void apply_settings(const RunConfig&, int threads);  // threads, library of the matrix products
 

@@ -117,6 +117,12 @@ TEST(Config, DuplicatesAndBrokenYaml) {
   EXPECT_NE(error_of([] { parse("&a [*a]"); }), "no error");
   EXPECT_NE(error_of([] { parse("a: *unknown"); }), "no error");
   EXPECT_NE(error_of([] { parse(std::string(100000, '[')); }), "no error");
+  EXPECT_EQ(error_of([] { parse("a: 1\n---\nb: 2\n"); }), "run.yaml:2: a second document begins here, expected one");
+  EXPECT_EQ(error_of([] { parse("a: 1\n...\nb: 2\n"); }), "run.yaml:3: a second document begins here, expected one");
+  EXPECT_EQ(error_of([] { parse("a: 1\n...\n"); }), "no error");
+  EXPECT_EQ(error_of([] { parse("# nothing\n"); }), "no error");
+  EXPECT_EQ(error_of([] { parse(", a: 1\n"); }), "run.yaml:1: not valid YAML: a key cannot begin like this");
+  EXPECT_NE(error_of([] { parse("a: 1\n, b: 1\n"); }), "no error");
   EXPECT_EQ(error_of<IoError>([] { ConfigNode::load("/nonexistent.yaml"); }), "/nonexistent.yaml: cannot open the configuration");
   EXPECT_EQ(error_of<IoError>([] { ConfigNode::load("/tmp"); }), "/tmp: is a folder, expected a configuration file");
 }
@@ -210,6 +216,7 @@ TEST(Config, SetPath) {
   n.set_path("list.1.c", "'x'");
   EXPECT_EQ(n.json(), R"({"a": {"b": 7}, "list": [1, {"c": "x"}], "new": {"deep": {"key": [1, 2]}}})");
   EXPECT_EQ(n["new"]["deep"]["key"].place(), "--set: new.deep.key");
+  EXPECT_EQ(error_of([&] { n.set_path("a", "{b: 1, b: 2}"); }), "--set:1: a.b: the key stands twice, first in line 1");
   EXPECT_EQ(error_of([&] { n.set_path("a.b.c", "1"); }), "--set a.b.c: 'a.b' holds a value, not a section");
   EXPECT_EQ(error_of([&] { n.set_path("list.2", "1"); }), "--set list.2: got '2', expected an index below 2");
   EXPECT_EQ(error_of([&] { n.set_path("a..b", "1"); }), "--set a..b: a key is empty");
@@ -226,6 +233,22 @@ TEST(Config, Overlay) {
   EXPECT_EQ(n["m"]["k"].place(), "base.yaml:2: m.k");
   n.overlay(ConfigNode::parse("m: {type: y, z: 1}\na: {c: 1}", "last.yaml"));  // another type: its keys belong to the old one
   EXPECT_EQ(n.json(), R"({"a": {"c": 1}, "m": {"type": "y", "z": 1}, "b": 5})");
+  EXPECT_EQ(error_of([&] { n.overlay(ConfigNode::parse("m: null", "last.yaml")); }),
+            "last.yaml:1: m: got null, expected the keys of the section to change");
+}
+
+TEST(Config, WhatIsMadeFromATreeKeepsItsPlaces) {
+  const ConfigNode file = ConfigNode::parse("model:\n  dim: 3\n  sub: {a: 1}\n  list:\n    - {b: 1}\n", "run.yaml");
+  ConfigNode made = ConfigNode::parse("dim: 3\nextra: 1\nsub: {a: 1, c: 2}\nlist: [{b: 1}]", "");
+  made.place_as(file["model"]);
+  EXPECT_EQ(made["dim"].place(), "run.yaml:2: model.dim");
+  EXPECT_EQ(made["extra"].place(), "run.yaml:2: model.extra");
+  EXPECT_EQ(made["sub"]["c"].place(), "run.yaml:3: model.sub.c");
+  EXPECT_EQ(made["list"].items()[0]["b"].place(), "run.yaml:5: model.list[0].b");
+  EXPECT_EQ(file.located("model.dim: got 3"), "run.yaml:2: model.dim: got 3");
+  EXPECT_EQ(file.located("model.sub.unknown: got 3"), "run.yaml:3: model.sub.unknown: got 3");
+  EXPECT_EQ(file.located("other: got 3"), "other: got 3");
+  EXPECT_EQ(file.located(""), "");
 }
 
 TEST(Config, Explain) {

@@ -226,12 +226,53 @@ TEST(OptimizerConfig, ErrorsAndDefaults) {
   EXPECT_EQ(message("{type: adam, lr: 0.1}"), "");
   EXPECT_EQ(message("{type: adamv}"),
             "run.yaml:1: optim.type: got 'adamv', expected one of: adafactor, adam, adamw, lion, sgd (did you mean 'adam'?)");
-  EXPECT_EQ(
-      message("{type: sgd, momentm: 0.1}"),
-      "run.yaml:1: optim.momentm: unknown key, expected one of: type, lr, momentum, nesterov, weight_decay (did you mean 'momentum'?)");
+  EXPECT_EQ(message("{type: sgd, momentm: 0.1}"),
+            "run.yaml:1: optim.momentm: unknown key, expected one of: type, groups, lr, momentum, nesterov, weight_decay (did you mean "
+            "'momentum'?)");
   EXPECT_EQ(message("{lr: -1}"), "run.yaml:1: optim.lr: got -1, expected above 0");
   EXPECT_EQ(resolve_optimizer_config(ConfigNode()).json(),
-            R"({"type": "adamw", "lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.01})");
+            R"({"type": "adamw", "lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.01, "groups": []})");
+  EXPECT_EQ(message("{groups: [{match: a, lr_scale: 0}]}"), "run.yaml:1: optim.groups[0].lr_scale: got 0, expected above 0");
+  EXPECT_EQ(message("{groups: [{lr_scale: 2}]}"), "run.yaml:1: optim.groups[0]: the key 'match' is missing");
+  EXPECT_EQ(message("{groups: {match: a}}"),
+            "run.yaml:1: optim.groups: got a section, expected a list of sections with match and lr_scale");
+}
+
+TEST(OptimizerConfig, GroupsScaleTheRateOfTheParametersTheyMatch) {
+  for (const std::string& type : optimizer_registry().names()) {
+    const ConfigNode optim = ConfigNode::parse(fmt::format("optim: {{type: {}, lr: 0.01, groups: [{{match: '*.Wt?', lr_scale: 0.125}}, "
+                                                           "{{match: '*Wt1', lr_scale: 8}}, {{match: 'last', lr_scale: 2}}]}}",
+                                                           type),
+                                               "run.yaml")["optim"];
+    std::vector<Parameter> p(4);
+    const char* names[] = {"a.Wt1", "b.Wx", "cWt1", "last"};
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      p[i].name = names[i];
+      p[i].decay = false;
+      p[i].value = Tensor::zeros({2});
+      p[i].grad = Tensor::full({2}, 0.5);
+    }
+    Parameter* all[] = {&p[0], &p[1], &p[2], &p[3]};
+    auto o = build_optimizer(optim, all);
+    o->step(0.01, 1);
+    const double one = p[1].value.to_vector()[0];
+    EXPECT_NE(one, 0) << type;
+    EXPECT_NEAR(p[0].value.to_vector()[0], one / 8, 1e-8) << type;
+    EXPECT_NEAR(p[2].value.to_vector()[0], one * 8, 1e-6) << type;
+    EXPECT_NEAR(p[3].value.to_vector()[0], one * 2, 1e-6) << type;
+  }
+  Parameter p;
+  p.name = "encoder.weight";
+  p.value = Tensor::zeros({2});
+  Parameter* all[] = {&p};
+  try {
+    build_optimizer(ConfigNode::parse("optim: {groups: [{match: 'encoder.*'}, {match: '*.weight'}]}", "run.yaml")["optim"], all);
+    FAIL();
+  } catch (const ConfigError& e) {
+    EXPECT_STREQ(e.what(),
+                 "optim.groups[1].match: '*.weight' matches no trainable parameter that an earlier group has left; there are "
+                 "encoder.weight");
+  }
 }
 
 }  // namespace
