@@ -77,11 +77,12 @@ std::string prediction_rows(const Batch& batch, const Output& out, const Dataset
   const auto name = [&](i64 label) { return label == kIgnoreLabel ? std::string("-") : info.labels[static_cast<std::size_t>(label)]; };
   for (i64 row = 0; row < batch.size(); ++row) {
     const Prediction p = prediction_of(out, batch, row, info);
-    const std::string source = data.describe(batch.rows[static_cast<std::size_t>(row)]);
+    const i64 sample = batch.rows[static_cast<std::size_t>(row)];
+    const std::string source = data.describe(sample);
     for (i64 n = 0; n < p.positions(); ++n) {
       const i64 label = labels[static_cast<std::size_t>(frames ? row * batch.labels.dim(1) + n : row)];
       const i64 best = p.top(n, 1)[0];
-      text += fmt::format("{}\t{}{}\t{}\t{:.6f}\n", source, frames ? std::to_string(n) + "\t" : "", name(label), name(best),
+      text += fmt::format("{}\t{}{}\t{}\t{:.6f}\n", source, frames ? data.describe_position(sample, n) + "\t" : "", name(label), name(best),
                           p.at(n)[static_cast<std::size_t>(best)]);
     }
   }
@@ -101,7 +102,7 @@ int run(const Options& o) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const DataInfo& info = model.info();
   if (m.count() == 0) throw DataError(source + ": no sample has a label");
-  const char* const unit = info.target == DataInfo::Target::Frame ? "frames" : "samples";
+  const std::string unit = info.target == DataInfo::Target::Frame ? std::string(info.position) + "s" : "samples";
   apps::print(
       fmt::format("{} on {}\n{} {} of {} samples, {:.1f} examples a second\n\nloss      {:.4f}\naccuracy  {:.4f}  (majority class "
                   "{:.4f})\nmacro F1  {:.4f}\n\n{}\n{}",
@@ -115,7 +116,8 @@ int run(const Options& o) {
       write_file_atomically(o.json, text);
   }
   if (!o.predictions.empty())
-    write_file_atomically(o.predictions, std::string("source\t") + (info.target == DataInfo::Target::Frame ? "frame\t" : "") +
+    write_file_atomically(o.predictions, std::string("source\t") +
+                                             (info.target == DataInfo::Target::Frame ? std::string(info.position) + "\t" : "") +
                                              "label\tprediction\tprobability\n" + rows);
   return 0;
 }

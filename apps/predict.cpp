@@ -104,7 +104,9 @@ class Writer {  // collects inputs, predicts them as a batch, prints in order
     const std::vector<Prediction> predictions = model_.predict(samples_);
     std::string text;
     for (const Item& item : items_)
-      text += row(item.source, item.sample < 0 ? nullptr : &predictions[static_cast<std::size_t>(item.sample)]);
+      text += item.sample < 0
+                  ? row(item.source, nullptr, nullptr)
+                  : row(item.source, &predictions[static_cast<std::size_t>(item.sample)], &samples_[static_cast<std::size_t>(item.sample)]);
     samples_.clear();
     items_.clear();
     apps::print(text);
@@ -119,19 +121,23 @@ class Writer {  // collects inputs, predicts them as a batch, prints in order
   bool frames() const { return model_.info().target == DataInfo::Target::Frame; }
   const std::string& label(i64 c) const { return model_.info().labels[static_cast<std::size_t>(c)]; }
 
-  std::string row(const std::string& source, const Prediction* p) const {
-    if (o_.json) return json_row(source, p);
+  std::string row(const std::string& source, const Prediction* p, const Sample* sample) const {
+    if (o_.json) return json_row(source, p, sample);
     const std::string start = model_.preprocessor().reads_lines() ? "" : source + "\t";
     if (p == nullptr) return start + (frames() ? "-\t" : "") + "-\t0\n";
     std::string text;
     for (i64 n = 0; n < p->positions(); ++n) {
-      text += start + (frames() ? std::to_string(n) + "\t" : "");
+      text += start + (frames() ? position_name(*sample, n) + "\t" : "");
       const std::vector<i64> top = p->top(n, o_.top);
       for (std::size_t k = 0; k < top.size(); ++k)
         text += fmt::format("{}{}\t{:.4f}", k ? "\t" : "", label(top[k]), p->at(n)[static_cast<std::size_t>(top[k])]);
       text += "\n";
     }
     return text;
+  }
+
+  static std::string position_name(const Sample& s, i64 n) {
+    return s.positions.empty() ? std::to_string(n) : s.positions[static_cast<std::size_t>(n)];
   }
 
   nlohmann::ordered_json position(const Prediction& p, i64 n) const {
@@ -144,13 +150,19 @@ class Writer {  // collects inputs, predicts them as a batch, prints in order
     return j;
   }
 
-  std::string json_row(const std::string& source, const Prediction* p) const {
+  std::string json_row(const std::string& source, const Prediction* p, const Sample* sample) const {
     nlohmann::ordered_json j;
     if (!model_.preprocessor().reads_lines()) j["file"] = source;
     if (p == nullptr) {
       j["label"] = nullptr;
     } else if (frames()) {
-      for (i64 n = 0; n < p->positions(); ++n) j["frames"].push_back(position(*p, n));
+      const std::string what = model_.info().position;
+      for (i64 n = 0; n < p->positions(); ++n) {
+        nlohmann::ordered_json one;
+        if (!sample->positions.empty()) one[what] = position_name(*sample, n);
+        one.update(position(*p, n));
+        j[what + "s"].push_back(std::move(one));
+      }
     } else {
       j.update(position(*p, 0));
     }

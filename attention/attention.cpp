@@ -36,7 +36,17 @@ std::string attention_type(const ConfigNode& node) {
 
 std::unique_ptr<AttentionCore> build_attention(const ConfigNode& node, const AttentionSpec& spec, RngKey init) {
   const std::string type = attention_type(node);
-  return attention_registry().get(type).build(node.is_map() ? node : ConfigNode::map(), spec, init);
+  const auto too_large = [&](const char* why) {
+    return MemoryError(fmt::format("{}: '{}' does not fit for D = {}, {} heads and inputs of up to {} positions: {}", node.place(), type,
+                                   spec.dim, spec.heads, spec.max_len, why));
+  };
+  try {
+    return attention_registry().get(type).build(node.is_map() ? node : ConfigNode::map(), spec, init);
+  } catch (const MemoryError& e) {
+    throw too_large(e.what());
+  } catch (const std::bad_alloc&) {
+    throw too_large("out of memory");
+  }
 }
 
 ConfigNode resolve_attention_config(const ConfigNode& node) {

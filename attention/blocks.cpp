@@ -4,6 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "attention/attention.h"
+
 namespace tapeformer {
 
 i64 BlockLinks::seen(i64 h, i64 r, i64 c0, i64 c1) const {
@@ -12,6 +14,15 @@ i64 BlockLinks::seen(i64 h, i64 r, i64 c0, i64 c1) const {
   const auto begin = columns.begin() + starts[static_cast<std::size_t>(h * count + r)],
              end = columns.begin() + starts[static_cast<std::size_t>(h * count + r + 1)];
   return near + (std::upper_bound(begin, end, c1) - std::lower_bound(begin, end, c0));
+}
+
+void BlockLinker::warn_without_effect(const char* who, i64 nb) const {
+  for (i64 c : o_.global_blocks)
+    if (c >= nb || c < -nb)
+      warn_unused(fmt::format("attention.{}: global_blocks: {} is none of the {} blocks of the longest input", who, c, nb));
+  if (o_.num_random >= nb && nb > 1)
+    warn_unused(
+        fmt::format("attention.{}: num_random: {} is more than the {} other blocks of the longest input", who, o_.num_random, nb - 1));
 }
 
 std::vector<i64> BlockLinker::global_blocks(i64 nb) const {

@@ -33,6 +33,7 @@ class BlockLinker {
     bool causal = false;
   };
   explicit BlockLinker(Options o) : o_(std::move(o)) {}
+  void warn_without_effect(const char* who, i64 nb) const;  // of blocks that inputs of up to nb blocks do not have
   std::shared_ptr<const BlockLinks> drawn(i64 heads, i64 nb, RngKey key) const;
   // rand_blocks: i64 [H, nb, r], -1 = none. ShapeError "[who] ...".
   std::shared_ptr<const BlockLinks> given(const char* who, i64 heads, i64 nb, const Tensor& rand_blocks) const;

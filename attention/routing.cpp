@@ -237,6 +237,9 @@ class Routing final : public AttentionCore {
         initialised_(this, "initialised", Tensor::full({1}, config_.init == "random" ? 1 : 0)) {
     if (topk() && spec.causal)
       warn_unused("attention.routing: assignment: topk chooses members with later tokens in view; causal: true hides later keys only");
+    if (spec.max_len > 0 && clusters_ > spec.max_len)
+      warn_unused(
+          fmt::format("attention.routing: num_clusters: {} is more than the {} positions of the longest input", clusters_, spec.max_len));
     if (!topk() && config_.window) warn_unused("attention.routing: window has no effect with assignment: argmax");
   }
   const AttentionInfo& info() const override {

@@ -85,6 +85,8 @@ class Sinkhorn final : public AttentionCore {
         W2_(this, "W2", {s.heads, hidden_, max_blocks_}, Init::xavier(hidden_, max_blocks_), key),
         b2_(this, "b2", {s.heads, max_blocks_}, Init::zeros(), key, false) {
     if (c.sortcut > 0 && s.causal) throw ConfigError("sortcut has no causal form: it lets queries see later blocks");
+    if (s.max_len > 0 && c.sortcut > max_blocks_)
+      warn_unused(fmt::format("attention.sinkhorn: sortcut: {} is more than the {} blocks of the longest input", c.sortcut, max_blocks_));
     if (max_blocks_ * c.block_size < s.max_len)
       throw ConfigError(fmt::format("max_blocks: got {}, expected at least {} for inputs of {} positions", max_blocks_,
                                     (s.max_len + c.block_size - 1) / c.block_size, s.max_len));

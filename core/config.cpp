@@ -252,9 +252,15 @@ std::string ConfigNode::located(const std::string& message) const {
   const std::string path = message.substr(0, message.find(':'));
   for (std::size_t start = 0; start <= path.size();) {
     const std::size_t dot = std::min(path.find('.', start), path.size());
-    const ConfigNode& next = (*at)[path.substr(start, dot - start)];
+    std::string key = path.substr(start, dot - start);
+    const std::size_t bracket = std::min(key.find('['), key.size());
+    const ConfigNode& next = (*at)[key.substr(0, bracket)];
     if (!next) break;
     at = &next;
+    std::size_t index = 0;
+    if (bracket < key.size() && std::from_chars(key.data() + bracket + 1, key.data() + key.size(), index).ec == std::errc{} &&
+        index < next.items_.size())
+      at = &next.items_[index];
     start = dot + 1;
   }
   return at == this || !at->file_ || at->line_ == 0 ? message : fmt::format("{}:{}: {}", *at->file_, at->line_, message);

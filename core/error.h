@@ -25,6 +25,9 @@ class IoError : public Error {  // a file that is missing, damaged or cannot be 
 class DataError : public Error {  // the content of a data set
   using Error::Error;
 };
+class MemoryError : public Error {  // more than this machine has
+  using Error::Error;
+};
 class NumericError : public Error {  // NaN or infinity
   using Error::Error;
 };

@@ -106,7 +106,7 @@ class Pool {
       return start;
     }
     void* p = std::aligned_alloc(kAlign, size);
-    if (p == nullptr) throw Error(fmt::format("out of memory: could not allocate {} bytes beside the {} in use", size, stats_.live));
+    if (p == nullptr) throw MemoryError(fmt::format("out of memory: could not allocate {} bytes beside the {} in use", size, stats_.live));
     ++stats_.growths;
     return static_cast<std::byte*>(p);
   }

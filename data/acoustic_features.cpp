@@ -138,6 +138,33 @@ void FeatureExtractor::base_features(std::span<const float> signal, float* out, 
   }
 }
 
+void FeatureExtractor::stretch_bands(std::span<float> features, i64 frames, double stretch) const {
+  const i64 M = settings_.n_mels, base = base_dim();
+  // out = C W C^T in, C the orthonormal cosines (the identity for log_mel), W the reading of the bands
+  const auto cosine = [&](i64 k, i64 m) {
+    return cosines_.empty() ? static_cast<double>(k == m) : cosines_[static_cast<std::size_t>(k * M + m)];
+  };
+  std::vector<double> matrix(static_cast<std::size_t>(base * base));
+  for (i64 m = 0; m < M; ++m) {
+    const double from = std::min(static_cast<double>(m) * stretch, static_cast<double>(M - 1));
+    const i64 left = static_cast<i64>(from), right = std::min(left + 1, M - 1);
+    const double share = from - static_cast<double>(left);
+    for (i64 k = 0; k < base; ++k)
+      for (i64 j = 0; j < base; ++j)
+        matrix[static_cast<std::size_t>(k * base + j)] += cosine(k, m) * ((1 - share) * cosine(j, left) + share * cosine(j, right));
+  }
+  std::vector<double> old(static_cast<std::size_t>(base));
+  for (i64 row = 0; row < frames * (1 + settings_.deltas); ++row) {
+    float* x = features.data() + row * base;
+    std::copy_n(x, base, old.begin());
+    for (i64 k = 0; k < base; ++k) {
+      double sum = 0;
+      for (i64 j = 0; j < base; ++j) sum += matrix[static_cast<std::size_t>(k * base + j)] * old[static_cast<std::size_t>(j)];
+      x[k] = static_cast<float>(sum);
+    }
+  }
+}
+
 std::vector<float> FeatureExtractor::operator()(std::span<const float> samples) const {
   const i64 n = frames(static_cast<i64>(samples.size())), stride = dim(), base = base_dim();
   std::vector<float> out(static_cast<std::size_t>(n * stride));

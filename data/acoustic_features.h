@@ -41,6 +41,9 @@ class FeatureExtractor {
   i64 frames(i64 samples) const;                                        // N; 0 when shorter than one window
   i64 centre_of(i64 frame) const;                                       // sample on which a frame is centred
   std::vector<float> operator()(std::span<const float> samples) const;  // [N, F], row-major
+  // Reads the band axis of features [frames, F] at `stretch` times each band, between bands in a straight line, as a vocal tract of another
+  // length would (Jaitly & Hinton 2013); cepstra through the bands that they stand for.
+  void stretch_bands(std::span<float> features, i64 frames, double stretch) const;
   const std::vector<double>& filter(i64 band) const { return filters_.at(static_cast<std::size_t>(band)); }  // weight of each FFT bin
   i64 fft_size() const { return fft_size_; }
 

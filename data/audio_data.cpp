@@ -61,16 +61,28 @@ std::vector<Entry> read_entries(const PartSource& source, const AudioSettings& s
   return entries;
 }
 
+struct Normaliser {  // by the clip itself, or by the training part
+  bool utterance;
+  Standardiser global;
+  i64 dim;
+  void apply(std::span<float> values) const {
+    if (utterance)
+      Standardiser::fit({std::span<const float>(values)}, dim).apply(values);
+    else
+      global.apply(values);
+  }
+};
+
 class AudioDataset final : public Dataset {
  public:
   struct Row {
-    std::vector<float> values;  // [frames, bands * blocks], normalised
+    std::vector<float> values;  // [frames, bands * blocks]
     i64 frames, label;
     std::vector<i64> frame_labels;
     std::string place;
   };
-  AudioDataset(std::vector<Row> rows, i64 bands, i64 blocks, int stack, AugmentSettings a)
-      : rows_(std::move(rows)), bands_(bands), blocks_(blocks), stack_(stack), augment_(a) {}
+  AudioDataset(std::vector<Row> rows, FeatureExtractor extractor, Normaliser normaliser, int stack, AugmentSettings a)
+      : rows_(std::move(rows)), extractor_(std::move(extractor)), normaliser_(std::move(normaliser)), stack_(stack), augment_(a) {}
   i64 size() const override { return static_cast<i64>(rows_.size()); }
   i64 length(i64 i) const override { return (row(i).frames + stack_ - 1) / stack_; }
   std::string describe(i64 i) const override { return row(i).place; }
@@ -81,8 +93,10 @@ class AudioDataset final : public Dataset {
     s.label = r.label;
     s.frame_labels = r.frame_labels;
     std::vector<float> values = r.values;
-    if (key) augment(augment_, *key, values, r.frames, bands_, blocks_, s.frame_labels);
-    s.features = stacked(std::move(values), r.frames, bands_ * blocks_, stack_);
+    if (key && augment_.freq_warp > 0) extractor_.stretch_bands(values, r.frames, band_stretch(augment_, *key));
+    normaliser_.apply(values);
+    if (key) augment(augment_, *key, values, r.frames, extractor_.base_dim(), extractor_.dim() / extractor_.base_dim(), s.frame_labels);
+    s.features = stacked(std::move(values), r.frames, extractor_.dim(), stack_);
     return s;
   }
 
@@ -97,7 +111,9 @@ class AudioDataset final : public Dataset {
  private:
   const Row& row(i64 i) const { return rows_.at(static_cast<std::size_t>(i)); }
   std::vector<Row> rows_;
-  i64 bands_, blocks_, stack_;
+  FeatureExtractor extractor_;
+  Normaliser normaliser_;
+  i64 stack_;
   AugmentSettings augment_;
 };
 
@@ -107,8 +123,8 @@ class AudioPreprocessor final : public Preprocessor {
                     i64 most_frames)
       : settings_(std::move(s)),
         folding_(std::move(folding)),
-        global_(std::move(global)),
         reader_(settings_.features, settings_.sample_rate),
+        normaliser_{settings_.normalise == "utterance", std::move(global), reader_.extractor().dim()},
         most_frames_(most_frames) {
     info_.input = DataInfo::Input::Features;
     info_.target = settings_.labels_frames() ? DataInfo::Target::Frame : DataInfo::Target::Sequence;
@@ -129,7 +145,7 @@ class AudioPreprocessor final : public Preprocessor {
     for (const auto& [phone, label] : folding_) pairs.insert(pairs.end(), {phone, label});
     write_texts(file, group + "/folding", pairs);
     file.write(group + "/most_frames", Tensor::scalar(static_cast<double>(most_frames_), DType::I64));
-    global_.save(file, group + "/standardise");
+    normaliser_.global.save(file, group + "/standardise");
   }
 
   using Preprocessor::dataset;
@@ -147,7 +163,7 @@ class AudioPreprocessor final : public Preprocessor {
       AudioDataset::Row row;
       if (!label(e, row, problems)) continue;
       cut += e.clip.frames > most_frames_;
-      finish(e.clip);
+      cut_to_longest(e.clip);
       if (settings_.labels_frames()) row.frame_labels.resize(static_cast<std::size_t>(e.clip.frames));
       row.frames = e.clip.frames;
       row.values = std::move(e.clip.values);
@@ -159,14 +175,14 @@ class AudioPreprocessor final : public Preprocessor {
     if (cut > 0)
       log::info(fmt::format("{}: cut {} of {} clips to {} frames ({})", name, cut, rows.size(), most_frames_,
                             settings_.max_seconds > 0 ? "data.max_seconds" : "the longest training clip"));
-    const FeatureExtractor& x = reader_.extractor();
-    return std::make_unique<AudioDataset>(std::move(rows), x.base_dim(), x.dim() / x.base_dim(), settings_.stack, settings_.augment);
+    return std::make_unique<AudioDataset>(std::move(rows), reader_.extractor(), normaliser_, settings_.stack, settings_.augment);
   }
 
   Sample sample_of_file(const std::string& path) const override {
     Clip clip = reader_.read(path);
     if (!clip.problem.empty()) throw DataError(clip.problem);
-    finish(clip);
+    cut_to_longest(clip);
+    normaliser_.apply(clip.values);
     Sample s;
     s.features = AudioDataset::stacked(std::move(clip.values), clip.frames, reader_.extractor().dim(), settings_.stack);
     if (settings_.labels_frames()) s.frame_labels.assign(static_cast<std::size_t>(clip.frames), kIgnoreLabel);
@@ -208,21 +224,15 @@ class AudioPreprocessor final : public Preprocessor {
     return it == folding_.end() ? -1 : label_index(info_.labels, it->second);
   }
 
-  // Cuts to the longest length and normalises.
-  void finish(Clip& clip) const {
-    const i64 dim = reader_.extractor().dim();
+  void cut_to_longest(Clip& clip) const {
     clip.frames = std::min(clip.frames, most_frames_);
-    clip.values.resize(static_cast<std::size_t>(clip.frames * dim));
-    if (settings_.normalise == "utterance")
-      Standardiser::fit({std::span<const float>(clip.values)}, dim).apply(clip.values);
-    else
-      global_.apply(clip.values);
+    clip.values.resize(static_cast<std::size_t>(clip.frames * normaliser_.dim));
   }
 
   AudioSettings settings_;
   std::map<std::string, std::string> folding_;
-  Standardiser global_;
   ClipReader reader_;
+  Normaliser normaliser_;
   i64 most_frames_;
   DataInfo info_;
 };

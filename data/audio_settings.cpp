@@ -12,8 +12,8 @@ void validate(const AudioSettings& s, const ConfigNode& data) {
   if (!s.labels_frames() && !s.silence.empty()) complain("silence", "is for frame labels, which need columns.frames");
   if (!s.labels_frames() && !s.folding.file.empty()) complain("folding", "is for frame labels, which need columns.frames");
   if (!s.folding.file.empty() && s.folding.to.empty()) complain("folding.to", "got nothing, expected the column that holds the class");
-  if (s.features.type != "log_mel" && (s.augment.freq_masks > 0 || s.augment.freq_warp > 0 || s.augment.gain > 0))
-    complain("augment", "freq_masks, freq_warp and gain need features.type: log_mel");
+  if (s.features.type != "log_mel" && (s.augment.freq_masks > 0 || s.augment.gain > 0))
+    complain("augment", "freq_masks and gain need features.type: log_mel");
   if (!errors.empty()) throw ConfigError(join(errors, "\n"));
   FeatureExtractor(s.features, s.sample_rate);
 }

@@ -38,6 +38,7 @@ struct DataInfo {
     i64 height = 0, width = 0, channels = 0;
   };
   std::optional<Image> image;
+  const char* position = "frame";  // what a position is called where each has a label
   i64 classes() const { return static_cast<i64>(labels.size()); }
 };
 
@@ -48,6 +49,7 @@ struct Sample {
   std::shared_ptr<const Sample> second;  // the other input of a pair; its label is not read
   i64 label = kIgnoreLabel;              // Sequence
   std::vector<i64> frame_labels;         // Frame: one each position, kIgnoreLabel where unknown
+  std::vector<std::string> positions;    // names of the positions where they have any: the nodes of a graph
   i64 length() const { return features.defined() ? features.dim(0) : static_cast<i64>(tokens.size()); }
 };
 
@@ -59,7 +61,8 @@ class Dataset {
   virtual i64 length(i64 i) const = 0;  // positions of sample i, without loading it where possible
   // augment: the key for random augmentation of this visit (training), nullopt for none.
   virtual Sample get(i64 i, std::optional<RngKey> augment) const = 0;
-  virtual std::string describe(i64 i) const = 0;  // "train.csv:17" for messages
+  virtual std::string describe(i64 i) const = 0;                                         // "train.csv:17" for messages
+  virtual std::string describe_position(i64, i64 n) const { return std::to_string(n); }  // position n of a sample, in tables of results
 };
 
 // B samples padded at the end to the longest.

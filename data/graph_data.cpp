@@ -61,7 +61,7 @@ ConfigNode write_settings(const GraphSettings& s) {
 }
 
 struct Node {
-  std::string label, place;
+  std::string name, label, place;
   std::vector<i64> features;
   bool labelled = false;  // has a label, and the part asks for it
 };
@@ -105,7 +105,7 @@ NodeIndex read_nodes(const PartSource& source, const GraphSettings& s, i64 featu
   const std::size_t name = table.column(s.columns.node), label = table.column(s.columns.label), features = table.column(s.columns.features);
   NodeIndex index;
   for (const TableRow& row : table.rows) {
-    Node node{.place = table.place(row)};
+    Node node{.name = row.problem.empty() ? row.fields[name] : "", .place = table.place(row)};
     std::string problem = row.problem;
     if (problem.empty()) problem = parse_features(row.fields[features], feature_limit, node.features);
     if (problem.empty() && !index.emplace(row.fields[name], static_cast<i64>(graph.nodes.size())).second)
@@ -181,6 +181,7 @@ class GraphDataset final : public Dataset {
   i64 length(i64) const override { return sample_.length(); }
   Sample get(i64, std::optional<RngKey>) const override { return sample_; }
   std::string describe(i64) const override { return name_; }
+  std::string describe_position(i64, i64 n) const override { return sample_.positions[static_cast<std::size_t>(n)]; }
 
  private:
   Sample sample_;
@@ -196,6 +197,7 @@ class GraphPreprocessor final : public Preprocessor {
     info_.max_length = max_length;
     info_.labels = std::move(labels);
     info_.side = {"edges", "edge_batch"};
+    info_.position = "node";
   }
   const DataInfo& info() const override { return info_; }
   ConfigNode settings() const override { return write_settings(settings_); }
@@ -252,6 +254,7 @@ class GraphPreprocessor final : public Preprocessor {
       const float value = settings_.normalise == "rows" ? 1.0f / static_cast<float>(std::max<std::size_t>(node.features.size(), 1)) : 1.0f;
       for (i64 f : node.features) row[f] = value;
       row += info_.feature_dim;
+      sample.positions.push_back(node.name);
     }
     sample.edges = Tensor::empty({2, E}, DType::I64);
     i64* const ends = sample.edges.mut_ptr<i64>();

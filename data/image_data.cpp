@@ -3,8 +3,10 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <set>
 #include <sstream>
 
+#include "core/log.h"
 #include "data/data_type.h"
 #include "data/hdf5_text.h"
 #include "data/image_file.h"
@@ -239,6 +241,12 @@ std::vector<std::string> label_names(const ImageSettings& s, const ImageSet& tra
   if (file.empty()) {
     file = (std::filesystem::path(train.files[0].name).parent_path() / "labels.txt").string();
     if (!std::filesystem::exists(file)) {
+      const std::set<i64> seen(train.labels.begin(), train.labels.end());
+      if (static_cast<i64>(seen.size()) <= *seen.rbegin())
+        log::warn(
+            fmt::format("{}: labels run from 0 to {}, but only {} of them occur; a file of class names (data.names) refuses what lies "
+                        "behind its last line",
+                        train.files[0].name, *seen.rbegin(), seen.size()));
       std::vector<std::string> numbers;
       for (i64 c = 0; c <= *std::max_element(train.labels.begin(), train.labels.end()); ++c) numbers.push_back(std::to_string(c));
       return numbers;

@@ -16,6 +16,11 @@ constexpr i64 kCifarSide = 32, kCifarPlane = kCifarSide * kCifarSide, kCifarReco
 ImageSet read_cifar(const std::string& bytes, const std::string& name) {
   const auto size = static_cast<i64>(bytes.size()), count = size / kCifarRecord;
   if (size == 0) throw DataError(name + ": is empty");
+  if (static_cast<std::uint8_t>(bytes[0]) > 9)
+    throw DataError(
+        fmt::format("{}: starts with the byte {}, expected CIFAR-10 records (a label of 0 to 9 first), an IDX file, or a binary "
+                    "PGM or PPM picture",
+                    name, static_cast<std::uint8_t>(bytes[0])));
   if (size % kCifarRecord != 0)
     throw DataError(fmt::format("{}: record {} is truncated: it has {} bytes, expected {} (label, then 32 x 32 red, green, blue)", name,
                                 count, size % kCifarRecord, kCifarRecord));
@@ -79,6 +84,8 @@ void append(ImageSet& all, ImageSet next) {
 
 // Binary PGM (P5) or PPM (P6) with one byte a value.
 ImageSet read_pnm(const std::string& bytes, const std::string& name) {
+  if (bytes[1] != '5' && bytes[1] != '6')
+    throw DataError(fmt::format("{}: is a picture of the kind P{}, expected a binary PGM (P5) or PPM (P6)", name, bytes[1]));
   std::size_t at = 2;
   const auto number = [&] {
     while (at < bytes.size() && (std::isspace(static_cast<unsigned char>(bytes[at])) || bytes[at] == '#'))
@@ -87,6 +94,7 @@ ImageSet read_pnm(const std::string& bytes, const std::string& name) {
     i64 x = 0;
     const std::size_t start = at;
     while (at < bytes.size() && bytes[at] >= '0' && bytes[at] <= '9' && x < 1000000) x = 10 * x + (bytes[at++] - '0');
+    if (x >= 1000000) throw DataError(name + ": the header of a PGM or PPM picture names a side of a million pixels or more");
     if (at == start) throw DataError(name + ": the header of a PGM or PPM picture needs width, height and 255");
     return x;
   };
@@ -102,7 +110,7 @@ ImageSet read_pnm(const std::string& bytes, const std::string& name) {
   return out;
 }
 
-bool is_pnm(const std::string& bytes) { return bytes.size() > 2 && bytes[0] == 'P' && (bytes[1] == '5' || bytes[1] == '6'); }
+bool is_pnm(const std::string& bytes) { return bytes.size() > 2 && bytes[0] == 'P' && bytes[1] >= '1' && bytes[1] <= '7'; }
 
 bool is_idx(const std::string& bytes, const std::string& name, const std::string& format) {
   if (format != "auto") return format == "idx";

@@ -23,22 +23,6 @@ void shift(const Grid& g, i64 by, std::vector<i64>& labels) {
   }
 }
 
-void warp_bands(const Grid& g, double stretch) {
-  std::vector<float> old(static_cast<std::size_t>(g.bands));
-  for (i64 t = 0; t < g.frames; ++t)
-    for (i64 block = 0; block < g.blocks; ++block) {
-      float* row = &g.at(t, block * g.bands);
-      std::copy_n(row, g.bands, old.begin());
-      for (i64 f = 0; f < g.bands; ++f) {
-        const double from = std::min(static_cast<double>(f) * stretch, static_cast<double>(g.bands - 1));
-        const auto left = static_cast<std::size_t>(from);
-        const auto right = std::min(left + 1, old.size() - 1);
-        const auto share = static_cast<float>(from - static_cast<double>(left));
-        row[f] = old[left] * (1 - share) + old[right] * share;
-      }
-    }
-}
-
 void mask_time(const Grid& g, const AugmentSettings& s, RngKey key) {
   const i64 most = std::min<i64>({s.time_width, g.frames, static_cast<i64>(s.time_share * static_cast<double>(g.frames))});
   const i64 width = static_cast<i64>(key.below(0, static_cast<std::uint64_t>(most + 1)));
@@ -56,12 +40,13 @@ void mask_bands(const Grid& g, const AugmentSettings& s, RngKey key) {
 
 }  // namespace
 
+double band_stretch(const AugmentSettings& s, RngKey key) { return 1 + s.freq_warp * (2 * key.fold_in("warp").uniform(0) - 1); }
+
 void augment(const AugmentSettings& s, RngKey key, std::span<float> x, i64 frames, i64 bands, i64 blocks, std::vector<i64>& labels) {
   if (frames == 0) return;
   const Grid g{x, frames, bands, blocks};
   if (s.time_shift > 0)
     shift(g, static_cast<i64>(key.fold_in("shift").below(0, static_cast<std::uint64_t>(2 * s.time_shift + 1))) - s.time_shift, labels);
-  if (s.freq_warp > 0) warp_bands(g, 1 + s.freq_warp * (2 * key.fold_in("warp").uniform(0) - 1));
   if (s.gain > 0) {
     const auto gain = static_cast<float>(s.gain * key.fold_in("gain").normal(0));
     for (i64 t = 0; t < frames; ++t)

@@ -247,6 +247,8 @@ TEST(Config, WhatIsMadeFromATreeKeepsItsPlaces) {
   EXPECT_EQ(made["list"].items()[0]["b"].place(), "run.yaml:5: model.list[0].b");
   EXPECT_EQ(file.located("model.dim: got 3"), "run.yaml:2: model.dim: got 3");
   EXPECT_EQ(file.located("model.sub.unknown: got 3"), "run.yaml:3: model.sub.unknown: got 3");
+  EXPECT_EQ(file.located("model.list[0].b: got 3"), "run.yaml:5: model.list[0].b: got 3");
+  EXPECT_EQ(file.located("model.list[7].b: got 3"), "run.yaml:5: model.list[7].b: got 3");
   EXPECT_EQ(file.located("other: got 3"), "other: got 3");
   EXPECT_EQ(file.located(""), "");
 }

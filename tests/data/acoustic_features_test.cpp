@@ -50,6 +50,40 @@ std::vector<double> plain_log_mel(const std::vector<float>& x, i64 frame, const 
   return out;
 }
 
+TEST(AcousticFeatures, StretchedBands) {
+  const std::vector<float> x = noise(2000, 3);
+  FeatureSettings bands{.n_mels = 20, .deltas = 1};
+  const FeatureExtractor log_mel(bands, 8000);
+  const std::vector<float> plain = log_mel(x);
+  const i64 frames = log_mel.frames(2000), F = log_mel.dim();
+  std::vector<float> same = plain, wide = plain;
+  log_mel.stretch_bands(same, frames, 1);
+  EXPECT_EQ(same, plain);
+  log_mel.stretch_bands(wide, frames, 1.25);
+  for (i64 t = 0; t < frames; ++t)
+    for (i64 block = 0; block < 2; ++block) {
+      const auto old = [&](i64 m) { return plain[static_cast<std::size_t>(t * F + block * 20 + std::min<i64>(m, 19))]; };
+      const auto now = [&](i64 m) { return wide[static_cast<std::size_t>(t * F + block * 20 + m)]; };
+      EXPECT_NEAR(now(4), old(5), 1e-5);                          // 4 * 1.25
+      EXPECT_NEAR(now(10), 0.5 * old(12) + 0.5 * old(13), 1e-5);  // 12.5
+      EXPECT_NEAR(now(19), old(19), 1e-5);                        // the last band stands for what lies above it
+    }
+  // With every coefficient kept, stretched cepstra are the cosine transform of stretched bands.
+  FeatureSettings all{.type = "mfcc", .n_mels = 20, .n_mfcc = 20, .deltas = 1};
+  const FeatureExtractor mfcc(all, 8000);
+  std::vector<float> cepstra = mfcc(x);
+  mfcc.stretch_bands(cepstra, frames, 1.25);
+  for (i64 t = 0; t < frames; ++t)
+    for (i64 k = 0; k < 20; ++k) {
+      double sum = 0;
+      for (i64 m = 0; m < 20; ++m)
+        sum += std::sqrt((k == 0 ? 1.0 : 2.0) / 20) *
+               std::cos(std::numbers::pi * static_cast<double>(k) * (static_cast<double>(m) + 0.5) / 20) *
+               wide[static_cast<std::size_t>(t * F + m)];
+      EXPECT_NEAR(cepstra[static_cast<std::size_t>(t * F + k)], sum, 1e-4);
+    }
+}
+
 TEST(AcousticFeatures, LogMelAsByPlainLoops) {
   const std::vector<float> x = noise(1003, 1);
   FeatureSettings s;
