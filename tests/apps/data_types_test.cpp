@@ -25,8 +25,8 @@ class DataTypes : public ::testing::Test {
 TEST_F(DataTypes, Graph) {
   std::string nodes = "node\tlabel\tsplit\tfeatures\n", edges = "source\ttarget\n";
   for (int i = 0; i < 30; ++i) {
-    nodes += std::to_string(i) + "\t" + (i % 2 ? "odd" : "even") + "\t" + (i < 20 ? "train" : "test") + "\t" + std::to_string(i % 2) + "\n";
-    edges += std::to_string(i) + "\t" + std::to_string((i + 2) % 30) + "\n";
+    nodes += "n" + std::to_string(i) + "\t" + (i % 2 ? "odd" : "even") + "\t" + (i < 20 ? "train" : "test") + "\t" + std::to_string(i % 2) + "\n";
+    edges += "n" + std::to_string(i) + "\tn" + std::to_string((i + 2) % 30) + "\n";
   }
   dir.write("nodes.tsv", nodes);
   dir.write("edges.tsv", edges);
@@ -40,11 +40,15 @@ train: {steps: 20}
 )");
   ASSERT_EQ(run("train", {"run.yaml"}), 0) << err;
   ASSERT_EQ(run("evaluate", {"runs/run"}), 0) << err;
-  EXPECT_TRUE(contains(out, "10 frames of 1 samples"));
+  EXPECT_TRUE(contains(out, "10 nodes of 1 samples"));
   EXPECT_TRUE(contains(out, "accuracy  1.0000"));
   ASSERT_EQ(run("predict", {"runs/run", "nodes.tsv"}), 0) << err;
   EXPECT_EQ(lines(), 30);
-  EXPECT_TRUE(contains(out, "nodes.tsv\t3\todd\t"));
+  EXPECT_TRUE(contains(out, "nodes.tsv\tn3\todd\t"));
+  ASSERT_EQ(run("predict", {"runs/run", "nodes.tsv", "--json"}), 0) << err;
+  EXPECT_TRUE(contains(out, R"("nodes":[{"node":"n0","label":"even",)"));
+  ASSERT_EQ(run("evaluate", {"runs/run", "--predictions", "p.tsv"}), 0) << err;
+  EXPECT_TRUE(contains(text_of(dir / "p.tsv"), "source\tnode\tlabel\tprediction\tprobability\nnodes.tsv\tn0\t-\teven\t"));
   EXPECT_EQ(run("predict", {"runs/run", "none.tsv"}), 1);
   EXPECT_TRUE(contains(err, "error: none.tsv: no such file"));
 }
