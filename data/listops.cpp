@@ -22,17 +22,22 @@ constexpr i64 kMostTries = 1000000;  // in a row without a usable expression
 
 bool is_digit(std::string_view token) { return token.size() == 1 && token[0] >= '0' && token[0] <= '9'; }
 
-void grow(Draws& draw, i64 depth, i64 max_depth, i64 max_args, std::string& out) {
+// left: tokens that the tree may still have. False once it has more: with many arguments a node has more than one operator below it on
+// average, and a tree without a limit grows for ever.
+bool grow(Draws& draw, i64 depth, i64 max_depth, i64 max_args, i64& left, std::string& out) {
   if (!out.empty()) out += ' ';
   if (depth == max_depth || draw.uniform() > kOperatorShare) {
     out += static_cast<char>('0' + draw.below(10));
-    return;
+    return --left >= 0;
   }
+  left -= 2;
   const i64 count = 2 + draw.below(max_args - 1);
   std::string arguments;
-  for (i64 i = 0; i < count; ++i) grow(draw, depth + 1, max_depth, max_args, arguments);
+  for (i64 i = 0; i < count; ++i)
+    if (left <= 0 || !grow(draw, depth + 1, max_depth, max_args, left, arguments)) return false;
   out += kOperators[static_cast<std::size_t>(draw.below(kOperators.size()))];
   out += ' ' + arguments + " ]";
+  return true;
 }
 
 int apply(std::string_view name, std::vector<int> x) {
@@ -152,11 +157,10 @@ class Counter {  // values by first token
 int listops_value(std::string_view expression) { return Reader<Value>(expression).all(); }
 std::string listops_parentheses(std::string_view expression) { return Reader<Parenthesised>(expression).all(); }
 
-std::string listops_expression(RngKey key, i64 max_depth, i64 max_args) {
+std::string listops_expression(RngKey key, i64 max_depth, i64 max_args, i64 max_tokens) {
   Draws draw(key);
   std::string out;
-  grow(draw, 1, max_depth, max_args, out);
-  return out;
+  return grow(draw, 1, max_depth, max_args, max_tokens, out) ? out : "";
 }
 
 ListopsShortcuts generate_listops(const std::string& out_dir, const ListopsSettings& s) {
@@ -169,9 +173,8 @@ ListopsShortcuts generate_listops(const std::string& out_dir, const ListopsSetti
   for (std::size_t part = 0; part < 3; ++part) {
     std::string text = "Source\tTarget\n";
     for (i64 i = 0, tries = 0; i < s.samples[part]; ++tree) {
-      const std::string expression = listops_expression(key.fold_in(tree), s.max_depth, s.max_args);
-      const i64 length = token_count(expression);
-      if (length <= s.min_length || length >= s.max_length || !seen.insert(XXH3_64bits(expression.data(), expression.size())).second) {
+      const std::string expression = listops_expression(key.fold_in(tree), s.max_depth, s.max_args, s.max_length - 1);
+      if (expression.empty() || token_count(expression) <= s.min_length || !seen.insert(XXH3_64bits(expression.data(), expression.size())).second) {
         if (++tries == kMostTries)
           throw ConfigError(
               fmt::format("{} trees in a row gave no new expression of more than {} and fewer than {} tokens; change the "

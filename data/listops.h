@@ -29,6 +29,6 @@ ListopsShortcuts generate_listops(const std::string& out_dir, const ListopsSetti
 
 int listops_value(std::string_view expression);                       // DataError when it is none
 std::string listops_parentheses(std::string_view expression);         // `[MAX 2 9 ]` -> `( ( ( [MAX 2 ) 9 ) ] )`
-std::string listops_expression(RngKey, i64 max_depth, i64 max_args);  // one random tree, of any length
+std::string listops_expression(RngKey, i64 max_depth, i64 max_args, i64 max_tokens);  // one random tree; "" where it is longer
 
 }  // namespace tapeformer

@@ -44,14 +44,27 @@ TEST(Listops, TreesFollowTheDefinition) {
   i64 digits = 0, passed = 0;
   constexpr i64 kTrees = 4000;
   for (i64 i = 0; i < kTrees; ++i) {
-    const std::string e = listops_expression(RngKey(1).fold_in(static_cast<std::uint64_t>(i)), 10, 10);
+    const std::string e = listops_expression(RngKey(1).fold_in(static_cast<std::uint64_t>(i)), 10, 10, 1000000);
     const i64 length = std::count(e.begin(), e.end(), ' ') + 1;
     digits += length == 1;
     passed += length > 500 && length < 2000;
-    EXPECT_EQ(listops_expression(RngKey(1).fold_in(static_cast<std::uint64_t>(i)), 1, 10).size(), 1u);
+    EXPECT_EQ(listops_expression(RngKey(1).fold_in(static_cast<std::uint64_t>(i)), 1, 10, 1000000).size(), 1u);
   }
   EXPECT_NEAR(static_cast<double>(digits) / kTrees, 0.75, 0.03);
   EXPECT_NEAR(static_cast<double>(passed) / kTrees, 0.082, 0.02);
+}
+
+TEST(Listops, ALimitLeavesOutWhatIsLongerAndChangesNothingElse) {
+  i64 left_out = 0;
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    const RngKey key = RngKey(1).fold_in(i);
+    const std::string e = listops_expression(key, 10, 10, 1000000);
+    const i64 length = std::count(e.begin(), e.end(), ' ') + 1;
+    EXPECT_EQ(listops_expression(key, 10, 10, length), e);
+    EXPECT_EQ(listops_expression(key, 10, 10, length - 1), "");
+  }
+  for (std::uint64_t i = 0; i < 100; ++i) left_out += listops_expression(RngKey(2).fold_in(i), 1000000, 10, 5000).empty();
+  EXPECT_GT(left_out, 5) << "six arguments a node on average and a quarter of them nodes: many of these trees have no end";
 }
 
 TEST(Listops, FilesAreReproducibleDistinctAndRight) {
