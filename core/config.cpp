@@ -176,6 +176,7 @@ void ConfigNode::set_path(const std::string& dotted, const std::string& yaml_val
   ConfigNode value;
   try {
     int count = 0;
+    check_one_document("v: " + yaml_value, "--set " + dotted);
     value = ConfigParser::convert(YAML::Load("v: " + yaml_value)["v"], dotted, std::make_shared<const std::string>("--set"), count);
   } catch (const YAML::Exception& e) {
     throw ConfigError(fmt::format("--set {}: not valid YAML: {}", dotted, e.msg));
@@ -198,9 +199,14 @@ void ConfigNode::set_path(const std::string& dotted, const std::string& yaml_val
     } else {
       for (auto& [name, value] : at->entries_)
         if (name == key) next = &value;
-      if (next == nullptr) next = &at->set(key, map());
+      if (next == nullptr) {
+        next = &at->set(key, map());
+        next->file_ = std::make_shared<const std::string>("--set");
+      }
     }
     if (dot == std::string::npos) {
+      if (!next->entries_.empty() && value.is_null())
+        throw ConfigError(fmt::format("--set {}: got null, expected the keys of the section to change", dotted));
       const std::string path = next->path_;
       *next = std::move(value);
       next->set_places(path);
@@ -263,7 +269,8 @@ std::string ConfigNode::located(const std::string& message) const {
       at = &next.items_[index];
     start = dot + 1;
   }
-  return at == this || !at->file_ || at->line_ == 0 ? message : fmt::format("{}:{}: {}", *at->file_, at->line_, message);
+  if (at == this || !at->file_) return message;
+  return at->line_ == 0 ? fmt::format("{}: {}", *at->file_, message) : fmt::format("{}:{}: {}", *at->file_, at->line_, message);
 }
 
 std::string ConfigNode::yaml() const {

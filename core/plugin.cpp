@@ -43,7 +43,8 @@ void check_registrations() {
 }
 
 void load_plugin(const std::string& path) {
-  if (!std::filesystem::is_regular_file(path)) throw IoError(fmt::format("--load '{}': no such file", path));
+  if (!std::filesystem::is_regular_file(path))
+    throw IoError(fmt::format("--load '{}': {}", path, std::filesystem::exists(path) ? "is no file" : "no such file"));
   check_complete(path);
   const i64 before = registrations().count;
   // An absolute path: otherwise the loader searches its own folders for a plain name.

@@ -68,6 +68,7 @@ struct Node {
 
 struct Graph {
   std::string name;
+  std::size_t rows = 0;  // of the table, the unusable ones too
   std::vector<Node> nodes;
   std::vector<std::pair<i64, i64>> edges;  // source, target; no loops, none twice
   i64 most_feature() const {
@@ -104,6 +105,7 @@ NodeIndex read_nodes(const PartSource& source, const GraphSettings& s, i64 featu
   const Table table = read_table(file, table_format(file, s.format), wanted);
   const std::size_t name = table.column(s.columns.node), label = table.column(s.columns.label), features = table.column(s.columns.features);
   NodeIndex index;
+  graph.rows = table.rows.size();
   for (const TableRow& row : table.rows) {
     Node node{.name = row.problem.empty() ? row.fields[name] : "", .place = table.place(row)};
     std::string problem = row.problem;
@@ -121,8 +123,8 @@ NodeIndex read_nodes(const PartSource& source, const GraphSettings& s, i64 featu
   return index;
 }
 
-// Self loops and repeated edges are left out, counted and reported once: a variant that wants loops adds them.
-void read_edges(const std::string& file, const GraphSettings& s, const NodeIndex& index, Problems& problems, Graph& graph) {
+// Self loops and repeated edges are left out, counted and reported once: a variant that wants loops adds them. Returns the rows.
+std::size_t read_edges(const std::string& file, const GraphSettings& s, const NodeIndex& index, Problems& problems, Graph& graph) {
   const Table table = read_table(file, table_format(file, s.format), {s.columns.source, s.columns.target});
   const std::array columns{table.column(s.columns.source), table.column(s.columns.target)};
   std::set<std::pair<i64, i64>> seen;
@@ -153,6 +155,7 @@ void read_edges(const std::string& file, const GraphSettings& s, const NodeIndex
   if (loops + repeated > 0)
     log::warn(fmt::format("{}: left out {} self loops and {} repeated edges, the first at {}", file, loops, repeated, first));
   graph.edges.assign(seen.begin(), seen.end());
+  return table.rows.size();
 }
 
 std::string edge_file(const std::string& nodes, const GraphSettings& s) {
@@ -168,8 +171,10 @@ Graph read_graph(const PartSource& source, const GraphSettings& s, i64 feature_l
   Graph graph;
   graph.name = source.files[0];
   const NodeIndex index = read_nodes(source, s, feature_limit, problems, graph);
-  read_edges(edge_file(source.files[0], s), s, index, problems, graph);
-  problems.report(graph.nodes.size());
+  problems.report(graph.rows);
+  const std::string edges = edge_file(source.files[0], s);
+  Problems of_edges(edges, s.policies);
+  of_edges.report(read_edges(edges, s, index, of_edges, graph));
   if (graph.nodes.empty()) throw DataError(graph.name + ": no node can be used");
   return graph;
 }

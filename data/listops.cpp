@@ -114,6 +114,7 @@ void check(const ListopsSettings& s) {
   };
   require(s.max_depth >= 1, fmt::format("max-depth: got {}, expected at least 1", s.max_depth));
   require(s.max_args >= 2, fmt::format("max-args: got {}, expected at least 2", s.max_args));
+  require(s.max_length <= 1000000000, fmt::format("max-length: got {}, expected at most 1000000000", s.max_length));
   require(s.max_length >= s.min_length + 2,
           fmt::format("max-length: got {}, expected at least {} (lengths lie between min-length and max-length, both excluded)",
                       s.max_length, s.min_length + 2));
@@ -174,7 +175,8 @@ ListopsShortcuts generate_listops(const std::string& out_dir, const ListopsSetti
     std::string text = "Source\tTarget\n";
     for (i64 i = 0, tries = 0; i < s.samples[part]; ++tree) {
       const std::string expression = listops_expression(key.fold_in(tree), s.max_depth, s.max_args, s.max_length - 1);
-      if (expression.empty() || token_count(expression) <= s.min_length || !seen.insert(XXH3_64bits(expression.data(), expression.size())).second) {
+      if (expression.empty() || token_count(expression) <= s.min_length ||
+          !seen.insert(XXH3_64bits(expression.data(), expression.size())).second) {
         if (++tries == kMostTries)
           throw ConfigError(
               fmt::format("{} trees in a row gave no new expression of more than {} and fewer than {} tokens; change the "

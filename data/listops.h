@@ -27,8 +27,8 @@ struct ListopsShortcuts {  // accuracy on the test part of what needs no nesting
 // expression meets.
 ListopsShortcuts generate_listops(const std::string& out_dir, const ListopsSettings&);
 
-int listops_value(std::string_view expression);                       // DataError when it is none
-std::string listops_parentheses(std::string_view expression);         // `[MAX 2 9 ]` -> `( ( ( [MAX 2 ) 9 ) ] )`
+int listops_value(std::string_view expression);                                       // DataError when it is none
+std::string listops_parentheses(std::string_view expression);                         // `[MAX 2 9 ]` -> `( ( ( [MAX 2 ) 9 ) ] )`
 std::string listops_expression(RngKey, i64 max_depth, i64 max_args, i64 max_tokens);  // one random tree; "" where it is longer
 
 }  // namespace tapeformer

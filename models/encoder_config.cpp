@@ -23,7 +23,10 @@ void finish(EncoderConfig& c, const ConfigNode& node) {
   if (node["attention"].is_sequence() && static_cast<i64>(c.t.attention.size()) != c.t.layers)
     throw ConfigError(fmt::format("{}: the list has {} entries, expected one for each of the {} layers", node["attention"].place(),
                                   c.t.attention.size(), c.t.layers));
-  for (const ConfigNode& a : c.t.attention) attention_type(a);
+  for (const ConfigNode& a : c.t.attention) {
+    if (node["attention"].is_sequence() && a.is_null()) detail::fail(a, "null", "{type: ...} for each layer");
+    attention_type(a);
+  }
   try {
     validate(c.t);
   } catch (const ConfigError& e) {

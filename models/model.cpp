@@ -13,7 +13,7 @@ const ModelEntry& entry_of(const ConfigNode& model) {
   const ConfigNode& type = model["type"];
   const std::string name = type ? type.text() : "encoder_classifier";
   if (!model_registry().contains(name))
-    detail::fail(type, "'" + name + "'", "one of: " + join(model_registry().names()) + did_you_mean(name, model_registry().names()));
+    detail::fail(type, detail::shown(type), "one of: " + join(model_registry().names()) + did_you_mean(name, model_registry().names()));
   return model_registry().get(name);
 }
 

@@ -70,8 +70,12 @@ std::vector<ParameterGroup> groups_of(const ConfigNode& optim) {
   if (!list || list.is_null()) return groups;
   if (!list.is_sequence()) detail::fail(list, detail::shown(list), "a list of sections with match and lr_scale");
   for (const ConfigNode& item : list.items()) {
+    if (item.is_null()) detail::fail(item, "null", "a section with match and lr_scale");
     groups.push_back(read_config<ParameterGroup>(item));
-    if (groups.back().match.empty()) throw ConfigError(item.place() + ": the key 'match' is missing");
+    for (const char* key : {"match", "lr_scale"})
+      if (!item[key]) throw ConfigError(fmt::format("{}: the key '{}' is missing", item.place(), key));
+    if (groups.back().match.empty()) detail::fail(item["match"], "nothing", "a parameter's name or pattern");
+    detail::check(item["lr_scale"], groups.back().lr_scale, Range{0, 1e6, true});
   }
   return groups;
 }

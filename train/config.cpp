@@ -58,7 +58,7 @@ RunConfig resolve_run_config(const ConfigNode& file) {
     try {
       f();
     } catch (const ConfigError& e) {
-      errors.push_back(e.what());
+      errors.push_back(file.located(e.what()));
     }
   };
   attempt([&] {

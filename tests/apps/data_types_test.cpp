@@ -25,7 +25,8 @@ class DataTypes : public ::testing::Test {
 TEST_F(DataTypes, Graph) {
   std::string nodes = "node\tlabel\tsplit\tfeatures\n", edges = "source\ttarget\n";
   for (int i = 0; i < 30; ++i) {
-    nodes += "n" + std::to_string(i) + "\t" + (i % 2 ? "odd" : "even") + "\t" + (i < 20 ? "train" : "test") + "\t" + std::to_string(i % 2) + "\n";
+    nodes += "n" + std::to_string(i) + "\t" + (i % 2 ? "odd" : "even") + "\t" + (i < 20 ? "train" : "test") + "\t" + std::to_string(i % 2) +
+             "\n";
     edges += "n" + std::to_string(i) + "\tn" + std::to_string((i + 2) % 30) + "\n";
   }
   dir.write("nodes.tsv", nodes);

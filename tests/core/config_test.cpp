@@ -220,6 +220,11 @@ TEST(Config, SetPath) {
   EXPECT_EQ(error_of([&] { n.set_path("a.b.c", "1"); }), "--set a.b.c: 'a.b' holds a value, not a section");
   EXPECT_EQ(error_of([&] { n.set_path("list.2", "1"); }), "--set list.2: got '2', expected an index below 2");
   EXPECT_EQ(error_of([&] { n.set_path("a..b", "1"); }), "--set a..b: a key is empty");
+  EXPECT_EQ(error_of([&] { n.set_path("a", "null"); }), "--set a: got null, expected the keys of the section to change");
+  EXPECT_EQ(error_of([&] { n.set_path("a.b", "3\n...\n4"); }), "--set a.b:3: a second document begins here, expected one");
+  n.set_path("made.by", "1");
+  EXPECT_EQ(n["made"].place(), "--set: made");
+  EXPECT_EQ(n.located("made.by: got 1"), "--set: made.by: got 1");
   const std::string before = n.json();
   EXPECT_NE(error_of([&] { n.set_path("other.key", "[1"); }), "no error");
   EXPECT_EQ(n.json(), before) << "a refused value left something behind";

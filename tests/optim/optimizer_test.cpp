@@ -234,6 +234,13 @@ TEST(OptimizerConfig, ErrorsAndDefaults) {
             R"({"type": "adamw", "lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.01, "groups": []})");
   EXPECT_EQ(message("{groups: [{match: a, lr_scale: 0}]}"), "run.yaml:1: optim.groups[0].lr_scale: got 0, expected above 0");
   EXPECT_EQ(message("{groups: [{lr_scale: 2}]}"), "run.yaml:1: optim.groups[0]: the key 'match' is missing");
+  EXPECT_EQ(message("{groups: [{match: a}]}"), "run.yaml:1: optim.groups[0]: the key 'lr_scale' is missing");
+  EXPECT_EQ(message("{groups: [, {match: a, lr_scale: 2}]}"),
+            "run.yaml:1: optim.groups[0]: got null, expected a section with match and lr_scale");
+  EXPECT_EQ(message("{groups: [{match: '', lr_scale: 2}]}"),
+            "run.yaml:1: optim.groups[0].match: got nothing, expected a parameter's name or pattern");
+  EXPECT_EQ(message("{groups: [{match: a, lr_scale: 1e300}]}"),
+            "run.yaml:1: optim.groups[0].lr_scale: got 1e300, expected above 0 to 1000000");
   EXPECT_EQ(message("{groups: {match: a}}"),
             "run.yaml:1: optim.groups: got a section, expected a list of sections with match and lr_scale");
 }
@@ -266,7 +273,9 @@ TEST(OptimizerConfig, GroupsScaleTheRateOfTheParametersTheyMatch) {
   p.value = Tensor::zeros({2});
   Parameter* all[] = {&p};
   try {
-    build_optimizer(ConfigNode::parse("optim: {groups: [{match: 'encoder.*'}, {match: '*.weight'}]}", "run.yaml")["optim"], all);
+    build_optimizer(
+        ConfigNode::parse("optim: {groups: [{match: 'encoder.*', lr_scale: 2}, {match: '*.weight', lr_scale: 2}]}", "run.yaml")["optim"],
+        all);
     FAIL();
   } catch (const ConfigError& e) {
     EXPECT_STREQ(e.what(),
