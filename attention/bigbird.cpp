@@ -41,7 +41,7 @@ class BigBird final : public PatternCore {
                  .global_blocks = config_.global_blocks,
                  .num_random = config_.num_random,
                  .causal = spec.causal}) {
-    if (spec.max_len > 0) linker_.warn_without_effect("bigbird", (spec.max_len + config_.block_size - 1) / config_.block_size);
+    linker_.warn_without_effect("bigbird", spec.max_len, config_.block_size);
     if (config_.num_random > 0) draws_.emplace(this, config_.seed, spec, key);
   }
   const AttentionInfo& info() const override {

@@ -16,7 +16,9 @@ i64 BlockLinks::seen(i64 h, i64 r, i64 c0, i64 c1) const {
   return near + (std::upper_bound(begin, end, c1) - std::lower_bound(begin, end, c0));
 }
 
-void BlockLinker::warn_without_effect(const char* who, i64 nb) const {
+void BlockLinker::warn_without_effect(const char* who, i64 max_len, i64 block) const {
+  if (max_len == 0) return;
+  const i64 nb = (max_len + block - 1) / block;
   for (i64 c : o_.global_blocks)
     if (c >= nb || c < -nb)
       warn_unused(fmt::format("attention.{}: global_blocks: {} is none of the {} blocks of the longest input", who, c, nb));

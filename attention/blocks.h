@@ -33,7 +33,8 @@ class BlockLinker {
     bool causal = false;
   };
   explicit BlockLinker(Options o) : o_(std::move(o)) {}
-  void warn_without_effect(const char* who, i64 nb) const;  // of blocks that inputs of up to nb blocks do not have
+  // Of blocks that inputs of up to max_len positions, `block` each, do not have; max_len 0 is unknown.
+  void warn_without_effect(const char* who, i64 max_len, i64 block) const;
   std::shared_ptr<const BlockLinks> drawn(i64 heads, i64 nb, RngKey key) const;
   // rand_blocks: i64 [H, nb, r], -1 = none. ShapeError "[who] ...".
   std::shared_ptr<const BlockLinks> given(const char* who, i64 heads, i64 nb, const Tensor& rand_blocks) const;

@@ -34,7 +34,7 @@ class RandomBlocks final : public PatternCore {
         block_(c.block_size),
         linker_({.skip_own = true, .num_random = c.num_random, .causal = spec.causal}),
         draws_(this, c.seed, spec, key) {
-    if (spec.max_len > 0) linker_.warn_without_effect("random", (spec.max_len + block_ - 1) / block_);
+    linker_.warn_without_effect("random", spec.max_len, block_);
   }
   const AttentionInfo& info() const override {
     static const AttentionInfo i = describe();

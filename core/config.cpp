@@ -44,9 +44,7 @@ struct ConfigParser {
           if (!entry.first.IsScalar()) throw ConfigError(n.place() + ": a key must be plain text");
           const std::string key = entry.first.Scalar();
           ConfigNode value = convert(entry.second, path.empty() ? key : path + "." + key, file, count, depth + 1);
-          if (n[key])
-            throw ConfigError(value.place() + ": the key stands twice" +
-                              (n[key].line_ > 0 ? fmt::format(", first in line {}", n[key].line_) : std::string()));
+          if (n[key]) throw ConfigError(value.place() + ": the key stands twice, first in line " + std::to_string(n[key].line_));
           n.entries_.emplace_back(key, std::move(value));
         }
         break;

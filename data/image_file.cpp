@@ -104,7 +104,7 @@ ImageSet read_pnm(const std::string& bytes, const std::string& name) {
   if (const i64 most = number(); most != 255) throw DataError(fmt::format("{}: got a largest value of {}, expected 255", name, most));
   ++at;  // one white space after the header
   if (out.width < 1 || out.height < 1) throw DataError(fmt::format("{}: the picture has {} x {} pixels", name, out.height, out.width));
-  if (static_cast<i64>(bytes.size()) - static_cast<i64>(at) != out.bytes() || out.bytes() == 0)
+  if (static_cast<i64>(bytes.size()) - static_cast<i64>(at) != out.bytes())
     throw DataError(fmt::format("{}: got {} bytes of pixels, expected {} ({} x {} x {})", name, bytes.size() - std::min(at, bytes.size()),
                                 out.bytes(), out.height, out.width, out.channels));
   out.pixels.assign(bytes.begin() + static_cast<std::ptrdiff_t>(at), bytes.end());

@@ -20,11 +20,6 @@ void visit_fields(V& v, TopLevel& c) {
   v("threads", c.threads, Range{0, 4096}, "0: every usable core; changes speed only, no result");
 }
 
-ConfigNode placed(ConfigNode resolved, const ConfigNode& source) {  // what is refused later still names its file and line
-  resolved.place_as(source);
-  return resolved;
-}
-
 TrainConfig read_train(const ConfigNode& node) {
   TrainConfig t = read_config<TrainConfig>(node);
   if (t.steps > 0 && t.epochs > 0)
@@ -66,13 +61,18 @@ RunConfig resolve_run_config(const ConfigNode& file) {
     c.seed = top.seed;
     c.threads = top.threads;
   });
+  const auto section = [&](const char* key, auto&& resolve) {  // keeps the places: what is refused later still names its file and line
+    ConfigNode resolved = resolve(file[key]);
+    resolved.place_as(file[key]);
+    return resolved;
+  };
   attempt([&] {
     if (!file["data"]) throw ConfigError(file.place() + ": the section 'data' is missing");
-    c.data = placed(resolve_data_config(file["data"]), file["data"]);
+    c.data = section("data", resolve_data_config);
   });
-  attempt([&] { c.model = placed(resolve_model_config(file["model"]), file["model"]); });
-  attempt([&] { c.optim = placed(resolve_optimizer_config(file["optim"]), file["optim"]); });
-  attempt([&] { c.schedule = placed(resolve_schedule_config(file["schedule"]), file["schedule"]); });
+  attempt([&] { c.model = section("model", resolve_model_config); });
+  attempt([&] { c.optim = section("optim", resolve_optimizer_config); });
+  attempt([&] { c.schedule = section("schedule", resolve_schedule_config); });
   attempt([&] { c.train = read_train(file["train"]); });
   if (!errors.empty()) throw ConfigError(join(errors, "\n"));
   return c;
