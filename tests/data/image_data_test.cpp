@@ -139,6 +139,14 @@ TEST_F(ImageData, SavedAndSinglePictures) {
   EXPECT_TRUE(contains(message_of([&] { loaded->sample_of_file(dir.write("ppm", "P6 1 1 255\n123")); }),
                        "got images of 1 x 1 x 3, expected 2 x 3 x 1"));
   EXPECT_TRUE(contains(message_of([&] { loaded->sample_of_file(dir / "train-images-idx3-ubyte"); }), "holds 2 images, expected one"));
+  const auto refusal = [&](const char* name, const std::string& bytes) {
+    return message_of([&] { loaded->sample_of_file(dir.write(name, bytes)); });
+  };
+  EXPECT_TRUE(
+      contains(refusal("plain.pgm", "P2 3 2 255\n1 2 3 4 5 6"), "is a picture of the kind P2, expected a binary PGM (P5) or PPM (P6)"));
+  EXPECT_TRUE(contains(refusal("none.pgm", "P5 0 2 255\n"), "the picture has 2 x 0 pixels"));
+  EXPECT_TRUE(contains(refusal("wide.pgm", "P5 1000000 2 255\n"), "names a side of a million pixels or more"));
+  EXPECT_TRUE(contains(refusal("a.png", "\x89PNG\r\n"), "starts with the byte 137, expected CIFAR-10 records"));
 }
 
 }  // namespace
